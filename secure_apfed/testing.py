@@ -122,7 +122,9 @@ def check_labeller(labeller: Labeller) -> None:
         features_UF, labelled_n, labels_n = _draw_people(seed)
         # With and without votes on labelled rows that do not use these rows' own labels.
         for is_judge in (True, False):
-            check_votes(labeller, features_UF, labelled_n, labels_n, _CLASSES, is_judge=is_judge)
+            check_votes(
+                labeller, features_UF, labelled_n, labels_n, _CLASSES, is_without_own_label=is_judge
+            )
         if labeller.linear:
             _check_linear(labeller, features_UF, labelled_n)
     if math.isfinite(labeller.model.mu):
@@ -193,7 +195,7 @@ def _check_model(labeller: Labeller) -> None:
         """
         votes = []
         for number in range(_QUESTIONS):
-            asked_labeller = labeller.for_question(b"measured %d" % number)
+            asked_labeller = labeller.for_request(b"measured %d" % number)
             votes_UK = asked_labeller.label_rows(rows_UF, labelled_n, labels_n, _CLASSES)
             votes.append(votes_UK[unchanged_people].ravel())
         return np.stack(votes)

@@ -262,7 +262,7 @@ no_help_not_reported: test_methods_code.py
 --- secure_apfed/networks/models.py
 projections_of_any_length: test_methods_code.py
     A passive's projected rows grow with its columns, and a clip cuts most of them.
--directions / math.sqrt(features * numbers)
+-directions / math.sqrt(features * size)
 +directions / math.sqrt(numbers)
 --- secure_apfed/baselines/__init__.py
 own_network_teaches: test_baselines.py
@@ -271,8 +271,8 @@ own_network_teaches: test_baselines.py
 +tuple(BASELINES.values())
 worst_local_model_chosen: test_baselines.py
     Help is compared with the worst local model, which anything is better than.
--best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
-+best_first = sorted(ranked, key=ranked.__getitem__)
+-best_first = sorted(rank_by_baseline, key=rank_by_baseline.__getitem__, reverse=True)
++best_first = sorted(rank_by_baseline, key=rank_by_baseline.__getitem__)
 --- secure_apfed/settings/plugins.py
 code_of_others_imported: test_plugins.py
     What a proposal or a folder names is imported, and runs with all rights.

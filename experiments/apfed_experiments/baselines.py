@@ -33,7 +33,7 @@ from secure_apfed.base.files import load_json, own_subfolder, to_json, write_ato
 from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, one_thread
 from secure_apfed.base.working import report_work
 from secure_apfed.baselines import (
-    MAX_APART,
+    MAX_SHARE_DISTANCE,
     Baseline,
     BaselineTask,
     compute_mean_log_likelihood,
@@ -54,7 +54,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
 from secure_apfed.data.lazy_rows import is_lazy, is_sampled
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.learning.own_code import OwnCode, split_code
+from secure_apfed.learning.own_code import UserFunctions, split_user_functions
 from secure_apfed.measures.intervals import compute_influence, gain_between
 from secure_apfed.measures.table import (
     ACCURACY,
@@ -149,7 +149,7 @@ class BaselineResult:
 
         A model that predicts nearly one class only is an example.
         """
-        return self.apart is not None and self.apart > MAX_APART
+        return self.apart is not None and self.apart > MAX_SHARE_DISTANCE
 
 
 def pick_best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
@@ -294,7 +294,7 @@ def settings_digest(config: Config) -> str:
     The user's own network counts as any other, since only its party knows which code it is.
     """
     # The shared part names no party's own code.
-    shared, _ = split_code(config, config.data.active_name, ())
+    shared, _ = split_user_functions(config, config.data.active_name, ())
     # A mapped table's baselines learn from a sample.
     unsampled = {"memory_map"} if config.data.memory_map == "auto" else set()
     relevant: dict[str, Any] = {
@@ -627,8 +627,8 @@ def _compare_run_classifiers(
     baselines = dict(list_candidates())
     if config.model.is_own:
         # The run that trained this network imported it into this process.
-        _, code_by_party = split_code(config, data.table.name, ())
-        networks = OwnCode.from_settings(code_by_party[data.table.name]).copy_networks()
+        _, code_by_party = split_user_functions(config, data.table.name, ())
+        networks = UserFunctions.from_settings(code_by_party[data.table.name]).copy_networks()
         task = replace(task, family=networks)
         if (
             networks is None
@@ -865,7 +865,7 @@ def compare_baselines(
     Raises ModelError: the run's own network diverged or cannot take such rows.
     """
     results = []
-    task = task.with_few_rows  # as many labelled rows as cross-validation can afford
+    task = task.subsampled  # as many labelled rows as cross-validation can afford
     with cache_fits():
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_WORK_NAME, done, len(baselines), baseline.title)

@@ -35,7 +35,7 @@ from secure_apfed.baselines.classical import (
     Spreading,
     SpreadingStudent,
 )
-from secure_apfed.baselines.fitted import FittedModel, View, average_models
+from secure_apfed.baselines.fitted import ColumnView, FittedModel, average_models
 from secure_apfed.baselines.interface import (
     Baseline,
     BaselineTask,
@@ -56,7 +56,7 @@ __all__ = [
     "BASELINES",
     "COMBINATIONS",
     "FOLDS",
-    "MAX_APART",
+    "MAX_SHARE_DISTANCE",
     "TEACHERS",
     "Baseline",
     "BaselineTask",
@@ -72,13 +72,13 @@ __all__ = [
     "convert_predictor",
     "find_baseline",
     "has_collapsed",
+    "is_significantly_better",
     "list_candidates",
     "list_local_models",
     "measure_collapse",
     "pick_models",
     "rank_scores",
     "score_out_of_fold",
-    "surely_better",
 ]
 
 FOLDS = 3
@@ -102,7 +102,7 @@ TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "ne
 """Baselines that may read others' numbers beside own features: all but the run's own network."""
 _RESAMPLES = 200
 """Bootstrap resamples of a comparison."""
-MAX_APART = 0.4
+MAX_SHARE_DISTANCE = 0.4
 """A model has collapsed if its predicted class shares differ from the labels' by more than this, in
 total variation."""
 _MIN_UNLABELLED = 30
@@ -114,7 +114,7 @@ decides no tie."""
 
 def list_local_models() -> tuple[Baseline, ...]:
     """Return the single models that can be stored and averaged: all but the run's own network."""
-    return tuple(baseline for baseline in BASELINES.values() if not baseline.of_run)
+    return tuple(baseline for baseline in BASELINES.values() if not baseline.is_run_network)
 
 
 def measure_collapse(predictor: Predictor, task: BaselineTask) -> float:
@@ -125,13 +125,15 @@ def measure_collapse(predictor: Predictor, task: BaselineTask) -> float:
 
     `predictor`: a fitted model. `task`: the rows, and the labels of some of them.
     """
-    unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
-    if len(unlabelled) < _MIN_UNLABELLED:
+    unlabelled_rows = np.setdiff1d(np.arange(len(task.features)), task.labelled_indices)
+    if len(unlabelled_rows) < _MIN_UNLABELLED:
         return 0.0
-    predicted = predictor.compute_scores(task.features[unlabelled]).argmax(axis=1)
-    predicted_K = np.bincount(predicted, minlength=task.classes) / len(predicted)
-    labels_K = np.bincount(task.labels, minlength=task.classes) / len(task.labels)
-    return float(np.abs(predicted_K - labels_K).sum() / 2)
+    predicted_classes = predictor.compute_scores(task.features[unlabelled_rows]).argmax(axis=1)
+    predicted_share_K = np.bincount(predicted_classes, minlength=task.classes) / len(
+        predicted_classes
+    )
+    labelled_share_K = np.bincount(task.labels, minlength=task.classes) / len(task.labels)
+    return float(np.abs(predicted_share_K - labelled_share_K).sum() / 2)
 
 
 def list_candidates() -> dict[str, Baseline]:
@@ -142,18 +144,20 @@ def list_candidates() -> dict[str, Baseline]:
 def has_collapsed(baseline: Baseline, task: BaselineTask) -> bool:
     """Return whether a baseline fitted to this task has collapsed.
 
-    It has if it predicts classes in other shares than the labels have, by more than `MAX_APART`.
-    The result is cached if a store of fits is in use. Raises ModelError: the baseline cannot be
-    fitted to these rows.
+    It has if it predicts classes in other shares than the labels have, by more than
+    `MAX_SHARE_DISTANCE`. The result is cached if a store of fits is in use. Raises ModelError: the
+    baseline cannot be fitted to these rows.
     """
 
     def compute_collapse() -> FloatArray:
         """Return the distance as an array, since the store takes arrays of scores."""
         return np.array([measure_collapse(fit_once(baseline, task), task)])
 
-    name = f"apart-{name_fit(baseline, task)}"
-    (collapse,) = score_once(name, task, compute_collapse, of_run=baseline.of_run)
-    return bool(collapse > MAX_APART)
+    store_name = f"apart-{name_fit(baseline, task)}"
+    (share_distance,) = score_once(
+        store_name, task, compute_collapse, is_run_network=baseline.is_run_network
+    )
+    return bool(share_distance > MAX_SHARE_DISTANCE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,7 +175,7 @@ class LocalModel:
 
         `candidates`: the baselines to choose from; None: all single models and combinations.
         """
-        return cls(baseline=choose_baseline(task, candidates=candidates), task=task.with_few_rows)
+        return cls(baseline=choose_baseline(task, candidates=candidates), task=task.subsampled)
 
     @property
     def name(self) -> str:
@@ -209,7 +213,7 @@ ModelT = TypeVar("ModelT", bound=LocalModel)
 
 
 def pick_models(
-    models: Iterable[ModelT], *, maximum: int | None = None
+    models: Iterable[ModelT], *, max_models: int | None = None
 ) -> tuple[list[ModelT], list[str]]:
     """Return the models to use, and for each omitted one its name with the reason.
 
@@ -218,18 +222,18 @@ def pick_models(
 
     Args:
         models: the models to choose from; they are fitted.
-        maximum: how many to use, the best by held-out labels, best first; None: all, in their
+        max_models: how many to use, the best by held-out labels, best first; None: all, in their
             order. Models ranked lower are neither fitted to all labels nor named.
 
     Raises ModelError: no model can be fitted.
     """
     omitted: list[str] = []
-    if maximum is not None:
+    if max_models is not None:
         models = _rank_models(models, omitted)
     intact: list[ModelT] = []
     collapsed: list[ModelT] = []
     for model in models:
-        if maximum is not None and len(intact) == maximum:
+        if max_models is not None and len(intact) == max_models:
             break
         try:
             group = collapsed if model.has_collapsed() else intact
@@ -239,7 +243,7 @@ def pick_models(
             group.append(model)
     if intact:
         omitted += [f"{model.name}: it collapsed" for model in collapsed]
-    usable = (intact or collapsed)[:maximum]
+    usable = (intact or collapsed)[:max_models]
     if not usable:
         raise ModelError("no local model can be fitted to the rows of this run")
     return usable, omitted
@@ -250,13 +254,13 @@ def _rank_models(models: Iterable[ModelT], omitted: list[str]) -> list[ModelT]:
 
     The names of the others are appended to `omitted`, with the reason.
     """
-    ranks: dict[ModelT, tuple[float, float]] = {}
+    rank_by_model: dict[ModelT, tuple[float, float]] = {}
     for model in models:
         try:
-            ranks[model] = model.compute_rank()
+            rank_by_model[model] = model.compute_rank()
         except ModelError:
             omitted.append(_describe_fit_failure(model))
-    return sorted(ranks, key=ranks.__getitem__, reverse=True)
+    return sorted(rank_by_model, key=rank_by_model.__getitem__, reverse=True)
 
 
 def _describe_fit_failure(model: LocalModel) -> str:
@@ -269,52 +273,52 @@ def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
 
     All models belong to one task, so that they hold out the same rows.
     """
-    predictions = [model.score_held_out() for model in models]
-    scored = [held_out for held_out in predictions if held_out is not None]
-    if not scored:
+    held_out_by_model = [model.score_held_out() for model in models]
+    available = [held_out for held_out in held_out_by_model if held_out is not None]
+    if not available:
         return None
-    mean_nK = np.mean([held_out.scores for held_out in scored], axis=0)
-    return Scored(truth=scored[0].truth, scores=mean_nK)
+    mean_nK = np.mean([held_out.scores for held_out in available], axis=0)
+    return Scored(truth=available[0].truth, scores=mean_nK)
 
 
 class MeanOfModels(Baseline):
     """A baseline that averages the probabilities of local models, of all or of the best."""
 
-    def __init__(self, name: str, title: str, *, maximum: int | None = None) -> None:
+    def __init__(self, name: str, title: str, *, max_models: int | None = None) -> None:
         """Set the names, and how many models are averaged.
 
         Args:
             name: the baseline's key.
             title: the baseline's name for people.
-            maximum: how many models are averaged, the best by held-out labels; None: all.
+            max_models: how many models are averaged, the best by held-out labels; None: all.
         """
         self.name = name
         self.title = title
         # Only a choice of the best models needs a measure to rank them.
-        self.reads_measure = maximum is not None
-        self._maximum = maximum
+        self.needs_measure = max_models is not None
+        self._max_models = max_models
 
     def pick_members(self, task: BaselineTask) -> list[LocalModel]:
         """Return the models to average; collapsed ones are left out, unless all have collapsed."""
         models = [LocalModel(baseline=baseline, task=task) for baseline in list_local_models()]
-        picked, _ = pick_models(models, maximum=self._maximum)
-        return picked
+        members, _ = pick_models(models, max_models=self._max_models)
+        return members
 
     def fit(self, task: BaselineTask) -> Predictor:
         """Fit all models of the average, and return the mean of their probabilities."""
         with cache_fits():
             predictors = [member.fit() for member in self.pick_members(task)]
-        return average_predictors(predictors, features=task.features.shape[1])
+        return average_predictors(predictors, feature_count=task.features.shape[1])
 
     def score_held_out(self, task: BaselineTask) -> Scored | None:
         """Return the mean of the averaged models' held-out predictions."""
         return average_held_out(self.pick_members(task))
 
 
-def average_predictors(predictors: Sequence[Predictor], *, features: int) -> Predictor:
+def average_predictors(predictors: Sequence[Predictor], *, feature_count: int) -> Predictor:
     """Return a predictor of the mean of these models' probabilities.
 
-    `features`: number of columns of a row; every model reads all of them.
+    `feature_count`: number of columns of a row; every model reads all of them.
     """
 
     def score_rows(rows_BF: FloatArray) -> FloatArray:
@@ -326,7 +330,7 @@ def average_predictors(predictors: Sequence[Predictor], *, features: int) -> Pre
 
     def build_network() -> FittedModel:
         """Return the mean as one model that can be stored."""
-        view = View.for_whole_row(features)
+        view = ColumnView.for_whole_row(feature_count)
         return average_models([(view, convert_predictor(predictor)) for predictor in predictors])
 
     return Predictor(score_rows, build_network)
@@ -342,7 +346,7 @@ def convert_predictor(predictor: Predictor) -> FittedModel:
 
 _MEANS = (
     MeanOfModels("mean", "Mean of the local models"),
-    MeanOfModels("mean_of_three", "Mean of the best three local models", maximum=3),
+    MeanOfModels("mean_of_three", "Mean of the best three local models", max_models=3),
 )
 COMBINATIONS: Mapping[str, MeanOfModels] = MappingProxyType(
     {combination.name: combination for combination in _MEANS}
@@ -368,13 +372,13 @@ def choose_baseline(
 
     Raises ModelError: no baseline can be fitted.
     """
-    task = task.with_few_rows  # the labelled rows that cross-validation can afford
-    ranked: dict[Baseline, tuple[float, float]] = {}
+    task = task.subsampled  # the labelled rows that cross-validation can afford
+    rank_by_baseline: dict[Baseline, tuple[float, float]] = {}
     with cache_fits():
         for baseline in list_candidates().values() if candidates is None else candidates:
             with suppress(ModelError):
-                ranked[baseline] = LocalModel(baseline=baseline, task=task).compute_rank()
-        best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
+                rank_by_baseline[baseline] = LocalModel(baseline=baseline, task=task).compute_rank()
+        best_first = sorted(rank_by_baseline, key=rank_by_baseline.__getitem__, reverse=True)
         for baseline in best_first:
             if not has_collapsed(baseline, task):
                 return baseline
@@ -405,7 +409,7 @@ def score_out_of_fold(baseline: Baseline, task: BaselineTask) -> Scored | None:
     and only one fold is scored from 400 labels on. A held-out row stays among the unlabelled ones.
     None: no label can be held out, since every class has only one.
     """
-    task = task.with_few_rows
+    task = task.subsampled
     if isinstance(baseline, MeanOfModels):
         return baseline.score_held_out(task)
     folds = split_folds(task.labels, FOLDS, task.seed)
@@ -420,13 +424,13 @@ def score_out_of_fold(baseline: Baseline, task: BaselineTask) -> Scored | None:
         # predictor is read, and the last one is not read here.
         predictors = baseline.fit_together([*tasks, task])
         scores = [
-            predictor.compute_scores(task.labelled_rows[fold])
+            predictor.compute_scores(task.labelled_features[fold])
             for fold, predictor in zip(folds, predictors, strict=False)
         ]
         return np.concatenate(scores)
 
-    name = f"without-{len(folds)}-of-{FOLDS}-{baseline.name}"
-    scores_nK = score_once(name, task, compute_scores, of_run=baseline.of_run)
+    store_name = f"without-{len(folds)}-of-{FOLDS}-{baseline.name}"
+    scores_nK = score_once(store_name, task, compute_scores, is_run_network=baseline.is_run_network)
     truth_n = task.labels[np.concatenate(folds)]
     return Scored(truth=truth_n, scores=probabilities_of(scores_nK))
 
@@ -436,7 +440,7 @@ def rank_scores(scored: Scored | None, measure: Measure) -> float:
     return measure.rank_value(None if scored is None else measure.compute_value(scored))
 
 
-def surely_better(
+def is_significantly_better(
     first: Scored | None, second: Scored | None, measure: Measure, *, seed: int
 ) -> bool:
     """Return whether `first` is better than `second` by more than the deviation of the gain.
@@ -447,15 +451,21 @@ def surely_better(
     """
     if first is None or second is None:
         return False
-    draw = np.random.default_rng(derive_seed(seed, "help or none"))
-    gains = []
+    generator = np.random.default_rng(derive_seed(seed, "help or none"))
+    resampled_gains = []
     for _ in range(_RESAMPLES):
-        rows_n = draw.integers(len(first.truth), size=len(first.truth))
-        first_resampled = Scored(truth=first.truth[rows_n], scores=first.scores[rows_n])
-        second_resampled = Scored(truth=second.truth[rows_n], scores=second.scores[rows_n])
-        first_rank = rank_scores(first_resampled, measure)
-        second_rank = rank_scores(second_resampled, measure)
+        resampled_rows_n = generator.integers(len(first.truth), size=len(first.truth))
+        resampled_first = Scored(
+            truth=first.truth[resampled_rows_n], scores=first.scores[resampled_rows_n]
+        )
+        resampled_second = Scored(
+            truth=second.truth[resampled_rows_n], scores=second.scores[resampled_rows_n]
+        )
+        first_rank = rank_scores(resampled_first, measure)
+        second_rank = rank_scores(resampled_second, measure)
         if math.isfinite(first_rank) and math.isfinite(second_rank):
-            gains.append(first_rank - second_rank)
+            resampled_gains.append(first_rank - second_rank)
     gain = rank_scores(first, measure) - rank_scores(second, measure)
-    return len(gains) > 1 and math.isfinite(gain) and gain > float(np.std(gains))
+    return (
+        len(resampled_gains) > 1 and math.isfinite(gain) and gain > float(np.std(resampled_gains))
+    )

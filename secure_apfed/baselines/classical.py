@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from secure_apfed.baselines.fitted import (
-    LEAST,
-    UNSEEN,
+    MIN_PROBABILITY,
+    UNSEEN_CLASS_SCORE,
     Cosines,
     FittedModel,
     ModelKind,
@@ -86,36 +86,36 @@ _BOOSTING_FOLDS = 2
 
 
 def build_classifier(
-    scale: Any, model: Any, classes: int, kind: Callable[[], ModelKind]
+    scaler: Any, model: Any, classes: int, make_stored_model: Callable[[], ModelKind]
 ) -> Predictor:
     """Return the predictor of a fitted scikit-learn classifier.
 
     Args:
-        scale: the fitted scaler of its rows.
+        scaler: the fitted scaler of its rows.
         model: the fitted classifier.
         classes: number of classes, also of those that the classifier never saw.
-        kind: makes the same model as tensors, for storage.
+        make_stored_model: makes the same model as tensors, for storage.
     """
     return Predictor(
-        lambda x_BF: predict_all_classes(model, scale.transform(x_BF), classes),
-        lambda: FittedModel(kind()),
+        lambda x_BF: predict_all_classes(model, scaler.transform(x_BF), classes),
+        lambda: FittedModel(make_stored_model()),
     )
 
 
-def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
+def build_regression(scaler: Any, model: Any, classes: int) -> Predictor:
     """Return the predictor of a fitted logistic regression on standardised rows.
 
-    `scale`: the fitted scaler of its rows. `model`: scikit-learn's fitted regression. `classes`:
+    `scaler`: the fitted scaler of its rows. `model`: scikit-learn's fitted regression. `classes`:
     number of classes, also of those that it never saw.
     """
 
     def build_layers() -> ModelKind:
         """Return the regression as linear layers on unscaled rows."""
         return build_regression_layers(
-            scale, model.coef_, model.intercept_, model.classes_, classes
+            scaler, model.coef_, model.intercept_, model.classes_, classes
         )
 
-    return build_classifier(scale, model, classes, build_layers)
+    return build_classifier(scaler, model, classes, build_layers)
 
 
 def predict_all_classes(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
@@ -123,9 +123,9 @@ def predict_all_classes(model: Any, scaled_BF: FloatArray, classes: int) -> Floa
 
     Classes that it never saw get 0. `scaled_BF`: the rows, standardised as it reads them.
     """
-    table_BK = np.zeros((len(scaled_BF), classes))
-    table_BK[:, model.classes_] = model.predict_proba(scaled_BF)
-    return table_BK
+    probabilities_BK = np.zeros((len(scaled_BF), classes))
+    probabilities_BK[:, model.classes_] = model.predict_proba(scaled_BF)
+    return probabilities_BK
 
 
 def fit_scaler(task: BaselineTask) -> Any:
@@ -135,11 +135,11 @@ def fit_scaler(task: BaselineTask) -> Any:
     return StandardScaler().fit(task.features)
 
 
-def make_logistic_regression(strength: float) -> Any:
-    """Return an unfitted logistic regression; a larger `strength` (C) regularises less."""
+def make_logistic_regression(inverse_penalty: float) -> Any:
+    """Return an unfitted logistic regression; a larger `inverse_penalty` (C) regularises less."""
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=strength, max_iter=_STEPS)
+    return LogisticRegression(C=inverse_penalty, max_iter=_STEPS)
 
 
 def choose_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
@@ -165,17 +165,19 @@ def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
     if not folds:
         return 1.0  # scikit-learn's default
 
-    def compute_likelihood(strength: float) -> float:
+    def compute_likelihood(inverse_penalty: float) -> float:
         """Return the summed log-likelihood of held-out labels at this strength."""
-        total = 0.0
+        log_likelihood = 0.0
         for fold in folds:
-            fitted = np.setdiff1d(np.arange(len(labels_n)), fold)
-            model = make_logistic_regression(strength).fit(scaled_nF[fitted], labels_n[fitted])
-            likely_BK = predict_all_classes(model, scaled_nF[fold], int(labels_n.max()) + 1)
-            likely_B = likely_BK[np.arange(len(fold)), labels_n[fold]]
+            training_rows = np.setdiff1d(np.arange(len(labels_n)), fold)
+            model = make_logistic_regression(inverse_penalty).fit(
+                scaled_nF[training_rows], labels_n[training_rows]
+            )
+            probabilities_BK = predict_all_classes(model, scaled_nF[fold], int(labels_n.max()) + 1)
+            true_probability_B = probabilities_BK[np.arange(len(fold)), labels_n[fold]]
             # A class that the fold's model lacks has probability 0, which has no logarithm.
-            total += float(np.log(likely_B + 1e-12).sum())
-        return total
+            log_likelihood += float(np.log(true_probability_B + 1e-12).sum())
+        return log_likelihood
 
     return max(_STRENGTHS, key=compute_likelihood)
 
@@ -188,11 +190,13 @@ class Logistic(Baseline):
 
     def fit(self, task: BaselineTask) -> Predictor:
         """Fit a logistic regression to the labelled rows."""
-        scale = fit_scaler(task)
-        scaled_nF = scale.transform(task.labelled_rows)
-        strength = choose_strength(scaled_nF, task.labels, task.seed)
+        scaler = fit_scaler(task)
+        scaled_nF = scaler.transform(task.labelled_features)
+        inverse_penalty = choose_strength(scaled_nF, task.labels, task.seed)
         return build_regression(
-            scale, make_logistic_regression(strength).fit(scaled_nF, task.labels), task.classes
+            scaler,
+            make_logistic_regression(inverse_penalty).fit(scaled_nF, task.labels),
+            task.classes,
         )
 
 
@@ -209,18 +213,20 @@ class SelfTraining(Baseline):
         """Fit a logistic regression by rounds, each of which adds its own confident labels."""
         from sklearn.semi_supervised import SelfTrainingClassifier
 
-        scale = fit_scaler(task)
-        scaled_NF = scale.transform(task.features)
-        strength = choose_strength(scaled_NF[task.labelled], task.labels, task.seed)
-        model = make_logistic_regression(min(strength, _MAX_STRENGTH))
-        if len(task.labelled) == len(scaled_NF):  # no row is left to label
+        scaler = fit_scaler(task)
+        scaled_NF = scaler.transform(task.features)
+        inverse_penalty = choose_strength(scaled_NF[task.labelled_indices], task.labels, task.seed)
+        model = make_logistic_regression(min(inverse_penalty, _MAX_STRENGTH))
+        if len(task.labelled_indices) == len(scaled_NF):  # no row is left to label
             return build_regression(
-                scale, model.fit(scaled_NF[task.labelled], task.labels), task.classes
+                scaler, model.fit(scaled_NF[task.labelled_indices], task.labels), task.classes
             )
         labels_N = np.full(len(scaled_NF), -1)  # scikit-learn's mark of an unlabelled row
-        labels_N[task.labelled] = task.labels
+        labels_N[task.labelled_indices] = task.labels
         classifier = SelfTrainingClassifier(model, threshold=_CONFIDENT, max_iter=_TEACHING_ROUNDS)
-        return build_regression(scale, classifier.fit(scaled_NF, labels_N).estimator_, task.classes)
+        return build_regression(
+            scaler, classifier.fit(scaled_NF, labels_N).estimator_, task.classes
+        )
 
 
 class ExtraTrees(Baseline):
@@ -234,20 +240,20 @@ class ExtraTrees(Baseline):
 
     def fit(self, task: BaselineTask) -> Predictor:
         """Fit extremely randomised trees to the labelled rows."""
-        scale = fit_scaler(task)
-        trees, seen = grow_classifying_trees(
-            scale.transform(task.labelled_rows),
+        scaler = fit_scaler(task)
+        trees, seen_classes = grow_classifying_trees(
+            scaler.transform(task.labelled_features),
             task.labels,
-            count=_TREES,
+            tree_count=_TREES,
             seed=task.derive_random_state(self.name),
         )
 
         def build_trees() -> ModelKind:
             """Return the forest as tensors of nodes; a tree with V nodes has values (V, K)."""
-            values = [np.zeros((tree.node_count, task.classes)) for tree in trees]
-            for values_VK, tree in zip(values, trees, strict=True):
-                values_VK[:, seen] = tree.value[:, 0]
-            return convert_forest(trees, values, task.classes, scale)
+            shares_by_tree = [np.zeros((tree.node_count, task.classes)) for tree in trees]
+            for shares_VK, tree in zip(shares_by_tree, trees, strict=True):
+                shares_VK[:, seen_classes] = tree.value[:, 0]
+            return convert_forest(trees, shares_by_tree, task.classes, scaler)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
             """Return the mean of the trees' class probabilities, (B, K).
@@ -255,13 +261,13 @@ class ExtraTrees(Baseline):
             scikit-learn's forest computes the same, but checks the rows for each tree. S classes
             occur among the labels; all other ones of the K classes get 0.
             """
-            rows_BF = scale.transform(features_BF).astype(np.float32)
-            sum_BS = np.zeros((len(rows_BF), len(seen)))
+            rows_BF = scaler.transform(features_BF).astype(np.float32)
+            share_sum_BS = np.zeros((len(rows_BF), len(seen_classes)))
             for tree in trees:
-                sum_BS += tree.predict(rows_BF)
-            table_BK = np.zeros((len(rows_BF), task.classes))
-            table_BK[:, seen] = sum_BS / len(trees)
-            return table_BK
+                share_sum_BS += tree.predict(rows_BF)
+            probabilities_BK = np.zeros((len(rows_BF), task.classes))
+            probabilities_BK[:, seen_classes] = share_sum_BS / len(trees)
+            return probabilities_BK
 
         return Predictor(score_rows, lambda: FittedModel(build_trees()))
 
@@ -278,27 +284,29 @@ class GradientBoosting(Baseline):
 
     def fit(self, task: BaselineTask) -> Predictor:
         """Choose the number of rounds by held-out log-likelihood, then fit all labelled rows."""
-        scale = fit_scaler(task)
-        scaled_nF = scale.transform(task.labelled_rows)
+        scaler = fit_scaler(task)
+        scaled_nF = scaler.transform(task.labelled_features)
         labels_n = task.labels
         # The held-out loss after each of R rounds, added over all folds.
         loss_R = np.zeros(_BOOSTING_ROUNDS)
         for fold in split_folds(labels_n, _BOOSTING_FOLDS, task.seed):
-            fitted = np.setdiff1d(np.arange(len(labels_n)), fold)
-            model = self._fit_booster(task, scaled_nF[fitted], labels_n[fitted], _BOOSTING_ROUNDS)
-            true_class = np.searchsorted(model.classes_, labels_n[fold])
-            every_row = np.arange(len(fold))
-            # `LEAST` keeps the logarithm of a probability of 0 finite.
+            training_rows = np.setdiff1d(np.arange(len(labels_n)), fold)
+            model = self._fit_booster(
+                task, scaled_nF[training_rows], labels_n[training_rows], _BOOSTING_ROUNDS
+            )
+            true_index = np.searchsorted(model.classes_, labels_n[fold])
+            row_range = np.arange(len(fold))
+            # `MIN_PROBABILITY` keeps the logarithm of a probability of 0 finite.
             loss_R -= [
-                np.log(probabilities_BK[every_row, true_class] + LEAST).sum()
+                np.log(probabilities_BK[row_range, true_index] + MIN_PROBABILITY).sum()
                 for probabilities_BK in model.staged_predict_proba(scaled_nF[fold])
             ]
         # Too few labels give no fold, and so no loss.
         was_validated = loss_R.any()
-        rounds = int(loss_R.argmin()) + 1 if was_validated else _BOOSTING_ROUNDS
-        model = self._fit_booster(task, scaled_nF, labels_n, rounds)
+        best_rounds = int(loss_R.argmin()) + 1 if was_validated else _BOOSTING_ROUNDS
+        model = self._fit_booster(task, scaled_nF, labels_n, best_rounds)
         return build_classifier(
-            scale, model, task.classes, lambda: self._build_trees(model, scale, task)
+            scaler, model, task.classes, lambda: self._build_trees(model, scaler, task)
         )
 
     def _fit_booster(
@@ -313,10 +321,10 @@ class GradientBoosting(Baseline):
 
         min_leaf_rows = min(max(len(task.labels) // (4 * task.classes), 1), _MAX_LEAF_ROWS)
         # A column has no more values than rows: more bins would be empty, and only cost time.
-        bins = min(max(len(scaled_nF), _MIN_BINS), _MAX_BINS)
+        max_bins = min(max(len(scaled_nF), _MIN_BINS), _MAX_BINS)
         model = HistGradientBoostingClassifier(
             max_iter=rounds,
-            max_bins=bins,
+            max_bins=max_bins,
             max_leaf_nodes=_LEAVES,
             min_samples_leaf=min_leaf_rows,
             early_stopping=False,
@@ -325,23 +333,23 @@ class GradientBoosting(Baseline):
         return model.fit(scaled_nF, labels_n)
 
     @staticmethod
-    def _build_trees(model: Any, scale: Any, task: BaselineTask) -> ModelKind:
+    def _build_trees(model: Any, scaler: Any, task: BaselineTask) -> ModelKind:
         """Return a fitted model's trees as tensors; a tree with V nodes has values (V, K).
 
         With two classes scikit-learn grows one tree a round, for the second class. `model`: the
-        fitted boosting. `scale`: the fitted scaler of its rows.
+        fitted boosting. `scaler`: the fitted scaler of its rows.
         """
-        seen = model.classes_
+        seen_classes = model.classes_
         trees = []
-        bias = np.full(task.classes, UNSEEN)
-        if len(seen) == 2:
-            bias[seen] = np.append(0.0, model._baseline_prediction)
+        bias = np.full(task.classes, UNSEEN_CLASS_SCORE)
+        if len(seen_classes) == 2:
+            bias[seen_classes] = np.append(0.0, model._baseline_prediction)
         else:
-            bias[seen] = model._baseline_prediction.ravel()
+            bias[seen_classes] = model._baseline_prediction.ravel()
         for round_trees in model._predictors:
-            for index, tree in enumerate(round_trees):
+            for class_index, tree in enumerate(round_trees):
                 nodes = tree.nodes
-                tree_class = seen[1] if len(round_trees) == 1 else seen[index]
+                tree_class = seen_classes[1] if len(round_trees) == 1 else seen_classes[class_index]
                 values_VK = np.zeros((len(nodes), task.classes))
                 values_VK[:, tree_class] = nodes["value"]
                 is_leaf = nodes["is_leaf"].astype(bool)
@@ -355,20 +363,25 @@ class GradientBoosting(Baseline):
                     }
                 )
         return assemble_trees(
-            trees, bias=bias, raw=True, single=False, features=len(scale.mean_), scale=scale
+            trees,
+            bias=bias,
+            needs_softmax=True,
+            is_float32=False,
+            feature_count=len(scaler.mean_),
+            scaler=scaler,
         )
 
 
-def fit_ridge(task: BaselineTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
+def fit_ridge(task: BaselineTask, rows_R: IntArray, targets_RK: FloatArray) -> Predictor:
     """Return a ridge regression from the features of R of the task's rows to K targets each.
 
-    `rows`: indices of these rows. `targets_RK`: their targets.
+    `rows_R`: indices of these rows. `targets_RK`: their targets.
     """
-    return fit_ridges(task, rows, [targets_RK])[0]
+    return fit_ridges(task, rows_R, [targets_RK])[0]
 
 
 def fit_ridges(
-    task: BaselineTask, rows: IntArray, targets: Sequence[FloatArray]
+    task: BaselineTask, rows_R: IntArray, targets_by_output: Sequence[FloatArray]
 ) -> list[Predictor]:
     """Return one ridge regression for each array of targets, from features of the same rows.
 
@@ -376,31 +389,33 @@ def fit_ridges(
     features and random cosines of them, C columns together. Side by side, all targets are T
     columns.
 
-    `rows`: indices of the R rows of the task to fit to. `targets`: arrays (R, K).
+    `rows_R`: indices of the R rows of the task to fit to. `targets_by_output`: arrays (R, K).
     """
     from sklearn.kernel_approximation import RBFSampler
 
-    scale = fit_scaler(task)
-    scaled_RF = scale.transform(task.features[rows])
+    scaler = fit_scaler(task)
+    scaled_RF = scaler.transform(task.features[rows_R])
     # Squared distances of standardised rows grow with the number of features.
-    width = 1 / scaled_RF.shape[1]
-    cosines = RBFSampler(
-        gamma=width / 2, n_components=_COSINES, random_state=task.derive_random_state("cosines")
+    inverse_width = 1 / scaled_RF.shape[1]
+    cosine_sampler = RBFSampler(
+        gamma=inverse_width / 2,
+        n_components=_COSINES,
+        random_state=task.derive_random_state("cosines"),
     )
-    cosines.fit(scaled_RF)
+    cosine_sampler.fit(scaled_RF)
     all_weights_TC, all_biases_T = fit_best_ridge(
-        _stack_columns(scaled_RF, cosines), np.hstack(targets), _LAMBDAS
+        _stack_columns(scaled_RF, cosine_sampler), np.hstack(targets_by_output), _LAMBDAS
     )
-    weights = np.split(all_weights_TC, len(targets))
-    biases = np.split(all_biases_T, len(targets))
+    weights = np.split(all_weights_TC, len(targets_by_output))
+    biases = np.split(all_biases_T, len(targets_by_output))
     return [
-        _make_cosine_regression(scale, cosines, weights_KC, bias_K)
+        _make_cosine_regression(scaler, cosine_sampler, weights_KC, bias_K)
         for weights_KC, bias_K in zip(weights, biases, strict=True)
     ]
 
 
 def fit_best_ridge(
-    columns_RC: FloatArray, targets_RT: FloatArray, strengths: Sequence[float]
+    columns_RC: FloatArray, targets_RT: FloatArray, penalties: Sequence[float]
 ) -> tuple[FloatArray, FloatArray]:
     """Return weights (T, C) and biases (T,) of ridge regression; its penalty is chosen here.
 
@@ -410,14 +425,14 @@ def fit_best_ridge(
     matrix for each penalty, and takes several times as long.
 
     `columns_RC`: the inputs X, C columns of R rows. `targets_RT`: T numbers to predict for each
-    row. `strengths`: the penalties that are tried.
+    row. `penalties`: the penalties that are tried.
     """
     from sklearn.linear_model import RidgeCV
 
-    rows, columns = columns_RC.shape
-    if rows <= columns:
+    row_count, column_count = columns_RC.shape
+    if row_count <= column_count:
         # Here scikit-learn is fast: it decomposes X X^T, which is the smaller matrix.
-        ridge = RidgeCV(alphas=strengths).fit(columns_RC, targets_RT)
+        ridge = RidgeCV(alphas=penalties).fit(columns_RC, targets_RT)
         return np.atleast_2d(ridge.coef_), np.atleast_1d(ridge.intercept_)
     mean_T = targets_RT.mean(axis=0)
     centred_RT = targets_RT - mean_T
@@ -427,32 +442,35 @@ def fit_best_ridge(
         decomposition = _decompose_cached(columns_RC.tobytes(), columns_RC.shape[1])
     mean_C, eigenvalues_C, eigenvectors_CC, projected_RC = decomposition
     projected_CT = projected_RC.T @ centred_RT
-    squares_RC = np.square(projected_RC)
+    squared_RC = np.square(projected_RC)
 
-    def compute_error(strength: float) -> float:
+    def compute_error(penalty: float) -> float:
         """Return the mean squared leave-one-out error with this penalty.
 
         There are R rows, C eigenvectors and T targets. A leave-one-out residual is the residual
         divided by 1 minus the row's leverage.
         """
-        shrink_C = 1 / (eigenvalues_C + strength)
-        residual_RT = centred_RT - projected_RC @ (shrink_C[:, None] * projected_CT)
-        one_minus_leverage_R = 1 - 1 / rows - squares_RC @ shrink_C
+        inverse_C = 1 / (eigenvalues_C + penalty)
+        residual_RT = centred_RT - projected_RC @ (inverse_C[:, None] * projected_CT)
+        one_minus_leverage_R = 1 - 1 / row_count - squared_RC @ inverse_C
         return float(np.square(residual_RT / one_minus_leverage_R[:, None]).mean())
 
-    best = min(strengths, key=compute_error)
-    weights_TC = (eigenvectors_CC @ (projected_CT / (eigenvalues_C + best)[:, None])).T
+    best_penalty = min(penalties, key=compute_error)
+    weights_TC = (eigenvectors_CC @ (projected_CT / (eigenvalues_C + best_penalty)[:, None])).T
     return weights_TC, mean_T - weights_TC @ mean_C
 
 
 @lru_cache(maxsize=_MAX_DECOMPOSED)
-def _decompose_cached(columns: bytes, count: int) -> tuple[FloatArray, ...]:
+def _decompose_cached(columns_as_bytes: bytes, column_count: int) -> tuple[FloatArray, ...]:
     """Return what `_decompose_columns` returns, from a cache.
 
     Runs of a study that differ only in their messages fit the same own columns to other targets.
-    `columns`: the array as bytes, which can be a cache's key. `count`: number of its columns.
+    `columns_as_bytes`: the array as bytes, which can be a cache's key. `column_count`: number of
+    its columns.
     """
-    return _decompose_columns(np.frombuffer(columns, dtype=np.float64).reshape(-1, count))
+    return _decompose_columns(
+        np.frombuffer(columns_as_bytes, dtype=np.float64).reshape(-1, column_count)
+    )
 
 
 def _decompose_columns(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
@@ -467,30 +485,30 @@ def _decompose_columns(columns_RC: FloatArray) -> tuple[FloatArray, ...]:
 
 
 def _make_cosine_regression(
-    scale: Any, cosines: Any, weights_KC: FloatArray, bias_K: FloatArray
+    scaler: Any, cosine_sampler: Any, weights_KC: FloatArray, bias_K: FloatArray
 ) -> Predictor:
     """Return the predictor of a regression on standardised rows and their random cosines.
 
-    `scale`, `cosines`: scikit-learn's fitted scaler and sampler of cosines. `weights_KC`, `bias_K`:
-    the regression for K classes on the C columns that `_stack_columns` makes.
+    `scaler`, `cosine_sampler`: scikit-learn's fitted scaler and sampler of cosines. `weights_KC`,
+    `bias_K`: the regression for K classes on the C columns that `_stack_columns` makes.
     """
 
     def score_rows(features_BF: FloatArray) -> FloatArray:
         """Return scores of K classes for B rows, (B, K)."""
-        columns_BC = _stack_columns(scale.transform(features_BF), cosines)
+        columns_BC = _stack_columns(scaler.transform(features_BF), cosine_sampler)
         return np.asarray(columns_BC @ weights_KC.T + bias_K, dtype=np.float64)
 
     def build_network() -> FittedModel:
         """Return the regression as a network on unscaled rows; here C counts the cosines only."""
-        features = len(scale.mean_)
+        feature_count = len(scaler.mean_)
         directions_CF, phases_C = unscale_layer(
-            scale, cosines.random_weights_.T, cosines.random_offset_
+            scaler, cosine_sampler.random_weights_.T, cosine_sampler.random_offset_
         )
         # The factors are those of `_stack_columns` and of scikit-learn's cosines.
         linear_KF, shifted_K = unscale_layer(
-            scale, weights_KC[:, :features] / np.sqrt(features), bias_K
+            scaler, weights_KC[:, :feature_count] / np.sqrt(feature_count), bias_K
         )
-        waves_CK = np.sqrt(2 / _COSINES) * weights_KC[:, features:].T
+        waves_CK = np.sqrt(2 / _COSINES) * weights_KC[:, feature_count:].T
         return FittedModel(
             Cosines(
                 {
@@ -506,12 +524,12 @@ def _make_cosine_regression(
     return Predictor(score_rows, build_network)
 
 
-def _stack_columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
+def _stack_columns(scaled_BF: FloatArray, cosine_sampler: Any) -> FloatArray:
     """Return the regression's inputs: scaled features beside their random cosines.
 
     The features are divided by the root of their number, so that a row's norm is about 1.
     """
-    return np.hstack([scaled_BF / np.sqrt(scaled_BF.shape[1]), cosines.transform(scaled_BF)])
+    return np.hstack([scaled_BF / np.sqrt(scaled_BF.shape[1]), cosine_sampler.transform(scaled_BF)])
 
 
 class Ridge(Baseline):
@@ -526,7 +544,7 @@ class Ridge(Baseline):
 
     def fit(self, task: BaselineTask) -> Predictor:
         """Fit a ridge regression to the one-hot labels."""
-        return fit_ridge(task, task.labelled, task.indicators)
+        return fit_ridge(task, task.labelled_indices, task.one_hot_labels)
 
 
 class _SpreadLabels(Baseline):
@@ -574,21 +592,23 @@ class Spreading(_SpreadLabels):
         from sklearn.neighbors import NearestNeighbors
 
         is_reached_N = labels_NK.any(axis=1)
-        reached_RK = labels_NK[is_reached_N]
+        reached_labels_RK = labels_NK[is_reached_N]
         rows_RF = task.features[is_reached_N]
-        nearest = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_RK)))
-        nearest.fit(rows_RF)
+        neighbour_index = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_labels_RK)))
+        neighbour_index.fit(rows_RF)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
             """Return the mean label of each row's nearest training rows, (B, K)."""
-            neighbours = nearest.kneighbors(features_BF, return_distance=False)
-            return np.asarray(reached_RK[neighbours].mean(axis=1), dtype=np.float64)
+            nearest_rows = neighbour_index.kneighbors(features_BF, return_distance=False)
+            return np.asarray(reached_labels_RK[nearest_rows].mean(axis=1), dtype=np.float64)
 
         def build_network() -> FittedModel:
             """Return the same model as a network, which contains the training rows."""
-            neighbour_count = [nearest.n_neighbors]
+            neighbour_count = [neighbour_index.n_neighbors]
             return FittedModel(
-                Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": neighbour_count})
+                Nearest(
+                    {"rows": rows_RF, "shares": reached_labels_RK, "neighbours": neighbour_count}
+                )
             )
 
         return Predictor(score_rows, build_network)
@@ -605,8 +625,8 @@ class SpreadingStudent(_SpreadLabels):
 
         `labels_NK`: labels of all N training rows after spreading; 0 in rows that no label reached.
         """
-        reached = np.flatnonzero(labels_NK.any(axis=1))
-        return fit_ridge(task, reached, labels_NK[reached])
+        reached_rows_R = np.flatnonzero(labels_NK.any(axis=1))
+        return fit_ridge(task, reached_rows_R, labels_NK[reached_rows_R])
 
 
 def _cache_spread_labels(task: BaselineTask, largest_task: BaselineTask) -> FloatArray:
@@ -627,20 +647,20 @@ def _spread_labels(task: BaselineTask, largest_task: BaselineTask) -> FloatArray
     the labels share.
     """
     features_NF = task.features
-    known_nK = task.indicators
+    one_hot_labels_nK = task.one_hot_labels
     nearest_NC = score_once(
         "nearest",
         task,
         lambda: find_nearest_rows(features_NF, max(_NEIGHBOUR_COUNTS)).astype(np.float64),
-        labels=False,
+        needs_labels=False,
     ).astype(np.int64)
-    count = _NEIGHBOURS
+    neighbour_count = _NEIGHBOURS
     alpha = _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
-        count, alpha = _choose_spreading(task, largest_task, nearest_NC)
-    placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
-    graph_NN = build_graph(nearest_NC[:, :count])
-    return divide_by_norm(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
+        neighbour_count, alpha = _choose_spreading(task, largest_task, nearest_NC)
+    known_labels_NK = scatter_columns(len(features_NF), task.labelled_indices, one_hot_labels_nK)
+    graph_NN = build_graph(nearest_NC[:, :neighbour_count])
+    return divide_by_norm(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, known_labels_NK))
 
 
 def _choose_spreading(
@@ -650,7 +670,7 @@ def _choose_spreading(
 
     `largest_task`: see `_spread_labels`. `nearest_NC`: the nearest rows of each of N rows.
     """
-    known_nK = task.indicators
+    one_hot_labels_nK = task.one_hot_labels
 
     def rate_predictions(scores_nK: FloatArray) -> tuple[int, float]:
         """Return how many labels are predicted correctly, and the log-likelihood of all labels.
@@ -660,21 +680,21 @@ def _choose_spreading(
         one makes scores uniform.
         """
         is_reached_n = scores_nK.any(axis=1)
-        right = int((scores_nK.argmax(axis=1) == task.labels)[is_reached_n].sum())
+        correct_count = int((scores_nK.argmax(axis=1) == task.labels)[is_reached_n].sum())
         # A uniform share keeps the logarithm finite.
         mixed_nK = (1 - _UNIFORM_SHARE) * scores_nK + _UNIFORM_SHARE / task.classes
-        return right, float(np.log(mixed_nK[known_nK > 0]).sum())
+        return correct_count, float(np.log(mixed_nK[one_hot_labels_nK > 0]).sum())
 
     # For each number of neighbours (C) and each alpha (A): how much a labelled row's label
     # contributes to another labelled row.
     reach_CAnn = _take_reach(task, largest_task, nearest_NC)
-    ratings = {}
-    for neighbours, reach_Ann in zip(_NEIGHBOUR_COUNTS, reach_CAnn, strict=True):
-        for weight, reach_nn in zip(_ALPHAS, reach_Ann, strict=True):
-            scores_nK = divide_by_norm(reach_nn.T @ known_nK)
-            ratings[neighbours, weight] = rate_predictions(scores_nK)
+    rating_by_choice = {}
+    for neighbour_count, reach_Ann in zip(_NEIGHBOUR_COUNTS, reach_CAnn, strict=True):
+        for alpha, reach_nn in zip(_ALPHAS, reach_Ann, strict=True):
+            scores_nK = divide_by_norm(reach_nn.T @ one_hot_labels_nK)
+            rating_by_choice[neighbour_count, alpha] = rate_predictions(scores_nK)
     # The default comes first, so that it wins ties.
-    return max([(_NEIGHBOURS, _ALPHA), *ratings], key=ratings.__getitem__)
+    return max([(_NEIGHBOURS, _ALPHA), *rating_by_choice], key=rating_by_choice.__getitem__)
 
 
 def _take_reach(task: BaselineTask, largest_task: BaselineTask, nearest_NC: IntArray) -> FloatArray:
@@ -686,27 +706,32 @@ def _take_reach(task: BaselineTask, largest_task: BaselineTask, nearest_NC: IntA
 
     `nearest_NC`: the nearest rows of each of the N rows, nearest first.
     """
-    order = np.argsort(largest_task.labelled)
-    index_n = np.searchsorted(largest_task.labelled, task.labelled, sorter=order)
-    index_n = order[index_n.clip(max=len(order) - 1)]
-    if not np.array_equal(largest_task.labelled[index_n], task.labelled):
+    sort_order = np.argsort(largest_task.labelled_indices)
+    position_n = np.searchsorted(
+        largest_task.labelled_indices, task.labelled_indices, sorter=sort_order
+    )
+    position_n = sort_order[position_n.clip(max=len(sort_order) - 1)]
+    if not np.array_equal(largest_task.labelled_indices[position_n], task.labelled_indices):
         # The other task lacks some of these labels, so this task is computed by itself.
         largest_task = task
-        index_n = np.arange(len(task.labelled))
+        position_n = np.arange(len(task.labelled_indices))
     reach_CAnn = _find_reach(
-        nearest_NC.tobytes(), largest_task.labelled.tobytes(), nearest_NC.shape[1]
+        nearest_NC.tobytes(), largest_task.labelled_indices.tobytes(), nearest_NC.shape[1]
     )
-    return reach_CAnn[:, :, index_n][:, :, :, index_n]
+    return reach_CAnn[:, :, position_n][:, :, :, position_n]
 
 
 @lru_cache(maxsize=1)
-def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
+def _find_reach(
+    nearest_as_bytes: bytes, labelled_as_bytes: bytes, neighbours_per_row: int
+) -> FloatArray:
     """Compute how much each labelled row's label contributes to each other, (C, A, n, n).
 
-    It is cached, since folds of the same labels share it. `nearest`, `labelled`: arrays as bytes,
-    which can be a cache's key. `count`: number of neighbours of each row in `nearest`.
+    It is cached, since folds of the same labels share it. `nearest_as_bytes`, `labelled_as_bytes`:
+    arrays as bytes, which can be a cache's key. `neighbours_per_row`: number of neighbours of each
+    row in `nearest_as_bytes`.
     """
-    nearest_NC = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
-    labelled_n = np.frombuffer(labelled, dtype=np.int64)
-    graphs = (build_graph(nearest_NC[:, :neighbours]) for neighbours in _NEIGHBOUR_COUNTS)
+    nearest_NC = np.frombuffer(nearest_as_bytes, dtype=np.int64).reshape(-1, neighbours_per_row)
+    labelled_n = np.frombuffer(labelled_as_bytes, dtype=np.int64)
+    graphs = (build_graph(nearest_NC[:, :neighbour_count]) for neighbour_count in _NEIGHBOUR_COUNTS)
     return np.stack([find_reach(graph_NN, labelled_n, _ALPHAS) for graph_NN in graphs])

@@ -24,9 +24,9 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import add_prefix, remove_prefix
 from secure_apfed.networks.models import WithFeatures
 
-LEAST = 1e-12
+MIN_PROBABILITY = 1e-12
 """Probability of a class that a model never saw."""
-UNSEEN = -40.0
+UNSEEN_CLASS_SCORE = -40.0
 """Score before a softmax of a class that a model never saw."""
 _MAX_DEPTH = 4096
 """Largest depth of a tree in a file."""
@@ -48,7 +48,7 @@ class ModelKind(nn.Module, ABC):
         """Return the class shares of B rows, (B, K), at least 0; zeros mean no prediction."""
 
 
-class Simple(ModelKind):
+class TensorModel(ModelKind):
     """The base of fitted models that consist of named tensors only."""
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class Simple(ModelKind):
         """Raise ModelError if the tensors do not fit together."""
 
 
-class Layers(Simple):
+class Layers(TensorModel):
     """A stack of linear layers with ReLU between them, and a softmax at the end.
 
     It stores regressions and small networks.
@@ -82,7 +82,9 @@ class Layers(Simple):
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
         """Name the tensors w0, b0, w1, b1 and so on, as many as there are."""
         self.names = tuple(
-            f"{kind}{index}" for index in range(len(tensors) // 2) for kind in ("w", "b")
+            f"{letter}{layer_number}"
+            for layer_number in range(len(tensors) // 2)
+            for letter in ("w", "b")
         )
         super().__init__(tensors)
 
@@ -91,9 +93,9 @@ class Layers(Simple):
         """Build layers from the weights (outputs, inputs) and biases (outputs,) of each."""
         return cls(
             {
-                f"{name}{index}": array
-                for index, layer in enumerate(layers)
-                for name, array in zip("wb", layer, strict=True)
+                f"{letter}{layer_number}": values
+                for layer_number, layer in enumerate(layers)
+                for letter, values in zip("wb", layer, strict=True)
             }
         )
 
@@ -101,13 +103,13 @@ class Layers(Simple):
         """Raise ModelError unless each layer's input size is the former one's output size."""
         shapes = [tuple(buffer.shape) for buffer in self.buffers()]
         widths = [shape[0] for shape in shapes[1::2]]
-        pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
+        shape_pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
         input_widths = [None, *widths]  # the first layer reads rows of any width
-        fits = bool(pairs)
+        fits = bool(shape_pairs)
         # `input_widths` has one entry more: the outputs of the last layer.
-        for (weight, bias), inputs in zip(pairs, input_widths, strict=False):
+        for (weight, bias), input_width in zip(shape_pairs, input_widths, strict=False):
             fits = fits and len(weight) == 2 and bias == weight[:1]
-            fits = fits and inputs in (None, weight[1])
+            fits = fits and input_width in (None, weight[1])
         if not fits:
             raise ModelError(f"layers of shapes {shapes} do not follow each other")
 
@@ -126,7 +128,7 @@ class Layers(Simple):
         return x_BF.softmax(1)
 
 
-class Cosines(Simple):
+class Cosines(TensorModel):
     """A linear layer on a row and cosines of it, whose scores below 0 count as 0.
 
     Attributes:
@@ -164,7 +166,7 @@ class Cosines(Simple):
         return (x_BF @ self.linear + waves_BC @ self.waves + self.bias).relu()
 
 
-class Nearest(Simple):
+class Nearest(TensorModel):
     """A nearest-neighbour model, which predicts the mean class shares of the nearest stored rows.
 
     So it contains rows of people.
@@ -182,9 +184,9 @@ class Nearest(Simple):
 
     def _check_tensors(self) -> None:
         """Raise ModelError unless rows, shares and the number of neighbours fit together."""
-        rows = len(self.rows)
-        fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == rows
-        if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= rows:
+        row_count = len(self.rows)
+        fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == row_count
+        if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= row_count:
             raise ModelError("remembered rows and their shares do not belong together")
         self._neighbours = int(self.neighbours)
 
@@ -204,7 +206,7 @@ class Nearest(Simple):
         return self.shares[nearest_BC].mean(1)
 
 
-class Trees(Simple):
+class Trees(TensorModel):
     """A sum of decision trees' outputs: class shares, or scores before a softmax.
 
     Attributes:
@@ -249,24 +251,24 @@ class Trees(Simple):
 
     def _check_tensors(self) -> None:
         """Raise ModelError unless shapes fit, and nodes refer to nodes and features that exist."""
-        nodes = len(self.feature)
-        features = len(self.centre)
+        node_count = len(self.feature)
+        feature_count = len(self.centre)
         are_in_range = all(
-            bool(((indices >= 0) & (indices < limit)).all())
-            for indices, limit in (
-                (self.feature, features),
-                (self.left, nodes),
-                (self.right, nodes),
-                (self.roots, nodes),
+            bool(((indices >= 0) & (indices < index_limit)).all())
+            for indices, index_limit in (
+                (self.feature, feature_count),
+                (self.left, node_count),
+                (self.right, node_count),
+                (self.roots, node_count),
             )
         )
         scalars = (self.levels, self.raw, self.single)
         fits = (
-            {buffer.shape for buffer in (self.threshold, self.left, self.right)} == {(nodes,)}
-            and self.values.shape == (nodes, *self.bias.shape)
+            {buffer.shape for buffer in (self.threshold, self.left, self.right)} == {(node_count,)}
+            and self.values.shape == (node_count, *self.bias.shape)
             and self.roots.ndim == 1
             and len(self.roots) > 0
-            and self.scale.shape == (features,)
+            and self.scale.shape == (feature_count,)
             and {buffer.numel() for buffer in scalars} == {1}
         )
         if not fits or not are_in_range or not 0 <= float(self.levels) <= _MAX_DEPTH:
@@ -301,8 +303,8 @@ class Trees(Simple):
 def normalise_shares(shares_BK: Tensor) -> Tensor:
     """Return class shares (B, K) divided by their sum in each row; uniform for a row of zeros."""
     total_B1 = shares_BK.sum(1, keepdim=True)
-    even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
-    return torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
+    uniform_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
+    return torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=MIN_PROBABILITY), uniform_BK)
 
 
 class Member(nn.Module):
@@ -330,12 +332,12 @@ class Member(nn.Module):
         super().__init__()
         own_tensors = {name: tensor for name, tensor in tensors.items() if "." not in name}
         kinds = {name.partition(".")[0] for name in tensors if "." in name}
-        required = set(own_tensors) - {"weight"}
-        has_one_kind = len(kinds) == 1 and kinds <= set(SIMPLE)
-        if required != {"columns", "centre", "scale"} or not has_one_kind:
+        required_names = set(own_tensors) - {"weight"}
+        has_one_kind = len(kinds) == 1 and kinds <= set(TENSOR_MODELS)
+        if required_names != {"columns", "centre", "scale"} or not has_one_kind:
             raise ModelError(
                 "a model that is averaged with others holds columns, centre, scale and one of "
-                f"{', '.join(SIMPLE)}"
+                f"{', '.join(TENSOR_MODELS)}"
             )
         for name, tensor in own_tensors.items():
             # A copy, since a file is written from tensors that share no memory.
@@ -343,30 +345,34 @@ class Member(nn.Module):
         if not all(bool(tensor.isfinite().all()) for tensor in self.buffers()):
             raise ModelError("a model that is averaged with others holds what is not finite")
         (self.kind,) = kinds
-        self.add_module(self.kind, SIMPLE[self.kind](remove_prefix(self.kind, tensors)))
-        features, self.classes = self.model.get_shape()
+        self.add_module(self.kind, TENSOR_MODELS[self.kind](remove_prefix(self.kind, tensors)))
+        feature_count, self.classes = self.model.get_shape()
         if self.columns.shape != (2,) or bool((self.columns < 0).any()):
             raise ModelError("a model that is averaged with others reads no columns")
         weight = dict(self.named_buffers(recurse=False)).get("weight", torch.ones(1))
         if weight.shape != (1,) or not bool((weight > 0).all()):
             raise ModelError("a model that is averaged with others has a weight above 0")
-        self.share = float(weight)
-        self.first, self.end = (int(column) for column in self.columns)
-        if {(features,)} != {self.centre.shape, self.scale.shape, (self.end - self.first,)}:
+        self.averaging_weight = float(weight)
+        self.first_column, self.end_column = (int(column) for column in self.columns)
+        if {(feature_count,)} != {
+            self.centre.shape,
+            self.scale.shape,
+            (self.end_column - self.first_column,),
+        }:
             raise ModelError(
                 "a model that is averaged with others reads other columns than it says"
             )
 
     @property
-    def model(self) -> Simple:
+    def model(self) -> TensorModel:
         """The model that reads the standardised columns."""
         kind = self.get_submodule(self.kind)
-        assert isinstance(kind, Simple)
+        assert isinstance(kind, TensorModel)
         return kind
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """Return the model's class probabilities from its standardised columns, (B, K)."""
-        read_BF = (x_BF[:, self.first : self.end] - self.centre) / self.scale
+        read_BF = (x_BF[:, self.first_column : self.end_column] - self.centre) / self.scale
         return normalise_shares(self.model(read_BF))
 
 
@@ -386,13 +392,17 @@ class Average(ModelKind):
             tensors: states of all `Member`s, as "0.columns", "0.layers.w0", "1.columns" and so on.
         """
         super().__init__()
-        parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
-        numbers = {name.partition(".")[0] for name in parts}
-        expected = [str(number) for number in range(len(numbers))]
-        if not parts or numbers != set(expected) or len(expected) > _MAX_MEMBERS:
+        tensor_by_name = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
+        found_numbers = {name.partition(".")[0] for name in tensor_by_name}
+        expected_numbers = [str(number) for number in range(len(found_numbers))]
+        if (
+            not tensor_by_name
+            or found_numbers != set(expected_numbers)
+            or len(expected_numbers) > _MAX_MEMBERS
+        ):
             raise ModelError(f"an average is of 1 to {_MAX_MEMBERS} models, numbered from 0")
-        for number in expected:
-            self.add_module(number, Member(remove_prefix(number, parts)))
+        for number in expected_numbers:
+            self.add_module(number, Member(remove_prefix(number, tensor_by_name)))
         if len({member.classes for member in self.list_members()}) != 1:
             raise ModelError("models that are averaged tell different classes")
 
@@ -403,13 +413,13 @@ class Average(ModelKind):
     def get_shape(self) -> tuple[int, int]:
         """Return how many columns of a row any model reads, and the number of classes."""
         members = self.list_members()
-        return max(member.end for member in members), members[0].classes
+        return max(member.end_column for member in members), members[0].classes
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """Return the weighted mean of the M models' probabilities of K classes, (B, K)."""
         members = self.list_members()
         scores_MBK = torch.stack([member(x_BF) for member in members])
-        weights = [member.share for member in members]
+        weights = [member.averaging_weight for member in members]
         if len(set(weights)) == 1:  # a plain mean, with its own rounding
             return scores_MBK.mean(0)
         weights_M = torch.tensor(weights, dtype=torch.float64) / sum(weights)
@@ -417,112 +427,122 @@ class Average(ModelKind):
 
 
 # Names of these kinds begin the names of tensors in files.
-SIMPLE: Mapping[str, type[Simple]] = {
+TENSOR_MODELS: Mapping[str, type[TensorModel]] = {
     "layers": Layers,
     "cosines": Cosines,
     "nearest": Nearest,
     "trees": Trees,
 }
-KINDS: Mapping[str, type[Simple] | type[Average]] = {**SIMPLE, "average": Average}
+KINDS: Mapping[str, type[TensorModel] | type[Average]] = {**TENSOR_MODELS, "average": Average}
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class ColumnView:
     """The columns of a row that a model reads, and how they are standardised.
 
     Attributes:
-        first, end: the first column, and the one behind the last.
+        first_column, end_column: the first column, and the one behind the last.
         centre, scale: mean and deviation of each of these columns.
     """
 
-    first: int
-    end: int
+    first_column: int
+    end_column: int
     centre: np.ndarray
     scale: np.ndarray
 
     @classmethod
-    def for_whole_row(cls, features: int) -> "View":
+    def for_whole_row(cls, features: int) -> "ColumnView":
         """Return the view of a whole row, without scaling."""
-        return cls(first=0, end=features, centre=np.zeros(features), scale=np.ones(features))
+        return cls(
+            first_column=0, end_column=features, centre=np.zeros(features), scale=np.ones(features)
+        )
 
     @classmethod
-    def from_rows(cls, rows_NF: np.ndarray, *, first: int, end: int) -> "View":
-        """Return the view of columns `first` to `end` - 1, standardised over these N rows.
+    def from_rows(cls, rows_NF: np.ndarray, *, first_column: int, end_column: int) -> "ColumnView":
+        """Return the view of columns `first_column` to `end_column` - 1, standardised over these N
+        rows.
 
         A constant column is centred only.
         """
-        columns_NF = rows_NF[:, first:end]
+        columns_NF = rows_NF[:, first_column:end_column]
         deviation = columns_NF.std(axis=0)
         is_constant = deviation < _MIN_DEVIATION
         return cls(
-            first=first,
-            end=end,
+            first_column=first_column,
+            end_column=end_column,
             centre=columns_NF.mean(axis=0),
             scale=np.where(is_constant, 1.0, deviation),
         )
 
     def standardise_columns(self, rows_NF: np.ndarray) -> np.ndarray:
-        """Return the view's columns of these rows, standardised, (N, end - first)."""
-        columns_NF: np.ndarray = rows_NF[:, self.first : self.end]
+        """Return the view's columns of these rows, standardised, (N, end_column - first_column)."""
+        columns_NF: np.ndarray = rows_NF[:, self.first_column : self.end_column]
         return np.asarray((columns_NF - self.centre) / self.scale)
 
 
-def average_models(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel":
+def average_models(models: Sequence[tuple[ColumnView, "FittedModel"]]) -> "FittedModel":
     """Return the average of fitted models as one model.
 
     `models`: each model with its view, the columns of a row that it reads.
     """
     tensors: dict[str, ArrayLike | Tensor] = {}
-    for number, (view, model) in enumerate(models):
-        tensors[f"{number}.columns"] = np.array([view.first, view.end], dtype=np.float64)
-        tensors[f"{number}.centre"] = view.centre
-        tensors[f"{number}.scale"] = view.scale
+    for position, (view, model) in enumerate(models):
+        tensors[f"{position}.columns"] = np.array(
+            [view.first_column, view.end_column], dtype=np.float64
+        )
+        tensors[f"{position}.centre"] = view.centre
+        tensors[f"{position}.scale"] = view.scale
         for name, tensor in model.state_dict().items():
-            tensors[f"{number}.{name}"] = tensor
+            tensors[f"{position}.{name}"] = tensor
     return FittedModel(Average(tensors))
 
 
-def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "FittedModel":
+def blend_models(view: ColumnView, model: "FittedModel", averaged: "FittedModel") -> "FittedModel":
     """Return the average of a model and of an average of others, each with half of the weight.
 
     Args:
         view: the columns that `model` reads.
         model: a single model.
-        others: an average; its members read the same columns as before.
+        averaged: an average; its members read the same columns as before.
 
-    Raises ModelError: `others` is not an average of equal weights, or `model` is an average.
+    Raises ModelError: `averaged` is not an average of equal weights, or `model` is an average.
     """
-    average = others.get_submodule(others.kind)
+    average = averaged.get_submodule(averaged.kind)
     if not isinstance(average, Average) or any(
-        member.share != 1.0 for member in average.list_members()
+        member.averaging_weight != 1.0 for member in average.list_members()
     ):
         raise ModelError("only an average of equal weights is averaged with one more model")
     # The model becomes one more part of the average, weighted as all others together.
-    number = len(average.list_members())
-    single_state = average_models([(view, model)]).state_dict()
+    member_count = len(average.list_members())
+    model_state = average_models([(view, model)]).state_dict()
     tensors: dict[str, ArrayLike | Tensor] = dict(average.state_dict())
-    for name, tensor in remove_prefix("average.0", single_state).items():
-        tensors[f"{number}.{name}"] = tensor
-    tensors[f"{number}.weight"] = np.array([float(number)])
+    for name, tensor in remove_prefix("average.0", model_state).items():
+        tensors[f"{member_count}.{name}"] = tensor
+    tensors[f"{member_count}.weight"] = np.array([float(member_count)])
     return FittedModel(Average(tensors))
 
 
 def make_score_reader(
-    columns: int, classes: int, *, are_shares: bool
-) -> tuple[View, "FittedModel"]:
+    columns_before: int, classes: int, *, are_shares: bool
+) -> tuple[ColumnView, "FittedModel"]:
     """Return the view of class scores that stand behind a row, and a model that reads them.
 
     The model makes probabilities of the scores. So the scores of a network can enter an average of
     fitted models.
 
     Args:
-        columns: how many columns precede the scores.
+        columns_before: how many columns precede the scores.
         classes: number of classes, and of scores.
         are_shares: whether scores are class shares, of which negative ones count as 0; False: they
             go through a softmax.
     """
-    end = columns + classes
-    view = View(first=columns, end=end, centre=np.zeros(classes), scale=np.ones(classes))
+    end = columns_before + classes
+    view = ColumnView(
+        first_column=columns_before,
+        end_column=end,
+        centre=np.zeros(classes),
+        scale=np.ones(classes),
+    )
     if not are_shares:
         return view, FittedModel(Layers.from_weights([(np.eye(classes), np.zeros(classes))]))
     shares = Cosines(
@@ -552,7 +572,7 @@ def _is_state_of(kind: str, tensors: Mapping[str, Tensor]) -> bool:
     if kind == "layers":
         return any(_LAYER.fullmatch(name) for name in tensors)
     # Half of the names show the kind, since some may be missing.
-    names = SIMPLE[kind].names
+    names = TENSOR_MODELS[kind].names
     return 2 * len(set(names) & tensors.keys()) >= len(names)
 
 
@@ -574,7 +594,7 @@ class FittedModel(nn.Module):
 
         `tensors`: the state by name. Raises ModelError: the state is damaged.
         """
-        first_names = {name.partition(".")[0] for name in tensors}
+        first_names = {kind_name.partition(".")[0] for kind_name in tensors}
         kinds = {
             kind
             for kind in first_names & set(KINDS)
@@ -582,11 +602,11 @@ class FittedModel(nn.Module):
         }
         if not kinds:
             return None
-        name = kinds.pop()
-        if kinds or any(not key.startswith(f"{name}.") for key in tensors):
+        kind_name = kinds.pop()
+        if kinds or any(not key.startswith(f"{kind_name}.") for key in tensors):
             raise ModelError("the tensors of a fitted model are of several models")
         try:
-            return cls(KINDS[name](remove_prefix(name, tensors)))
+            return cls(KINDS[kind_name](remove_prefix(kind_name, tensors)))
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
             raise ModelError(
                 f"the tensors of a fitted model do not fit together: {error}"
@@ -626,7 +646,7 @@ class FittedModel(nn.Module):
         """Return log-probabilities of K classes for B rows, (B, K), float64."""
         buffer = next(self.buffers())  # shows the device and dtype
         shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
-        return normalise_shares(shares_BK).clamp(min=LEAST).log()
+        return normalise_shares(shares_BK).clamp(min=MIN_PROBABILITY).log()
 
 
 STUDENT_ENCODER = "student_encoder"
@@ -660,22 +680,22 @@ def rebuild_modules(
     Raises:
         ModelError: a fitted model in the state is damaged.
     """
-    fitted = FittedModel.from_tensors(remove_prefix("encoder", tensors))
-    if fitted is not None:
-        return fitted, fitted.make_identity_head()
+    fitted_model = FittedModel.from_tensors(remove_prefix("encoder", tensors))
+    if fitted_model is not None:
+        return fitted_model, fitted_model.make_identity_head()
     encoder: nn.Module
     head: nn.Module
-    represented = remove_prefix("encoder.represented", tensors)
-    if any(name.startswith(f"{STUDENT_HEAD}.") for name in represented):
-        encoder = _load_scores_beside_row(represented, make_modules)
+    inner_state = remove_prefix("encoder.represented", tensors)
+    if any(name.startswith(f"{STUDENT_HEAD}.") for name in inner_state):
+        encoder = _load_scores_beside_row(inner_state, make_modules)
         head = nn.Module()  # a fitted model, which is read below
-    elif represented:
-        inner_encoder, head = make_modules(add_prefix("encoder", represented))
+    elif inner_state:
+        inner_encoder, head = make_modules(add_prefix("encoder", inner_state))
         encoder = WithFeatures(inner_encoder)
     else:
         encoder, head = make_modules(tensors)
-    fitted = FittedModel.from_tensors(remove_prefix("head.0", tensors))
-    return encoder, head if fitted is None else fitted.as_head()
+    fitted_model = FittedModel.from_tensors(remove_prefix("head.0", tensors))
+    return encoder, head if fitted_model is None else fitted_model.as_head()
 
 
 def _load_scores_beside_row(
@@ -697,40 +717,40 @@ def _load_scores_beside_row(
 
 
 def build_regression_layers(
-    scale: Any,
+    scaler: Any,
     coefficients: ArrayLike,
-    offsets: ArrayLike,
-    seen: ArrayLike,
+    biases: ArrayLike,
+    seen_classes: ArrayLike,
     classes: int,
-    below: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+    layers_before: Sequence[tuple[np.ndarray, np.ndarray]] = (),
 ) -> Layers:
     """Return scikit-learn's softmax regression as linear layers on unscaled rows.
 
     Args:
-        scale: the fitted scaler of the rows that the regression reads.
-        coefficients, offsets: a row of weights (F,) and a number for each seen class; with two
+        scaler: the fitted scaler of the rows that the regression reads.
+        coefficients, biases: a row of weights (F,) and a number for each seen class; with two
             classes scikit-learn has only those of the second.
-        seen: the classes that occurred among the labels.
+        seen_classes: the classes that occurred among the labels.
         classes: K, number of all classes.
-        below: weights and biases of layers before the regression.
+        layers_before: weights and biases of layers before the regression.
     """
     weight = np.atleast_2d(np.asarray(coefficients))
-    bias = np.atleast_1d(np.asarray(offsets))
+    bias = np.atleast_1d(np.asarray(biases))
     if len(weight) == 1:  # two classes: the first one gets the score 0
         weight = np.vstack([np.zeros_like(weight), weight])
         bias = np.append(0.0, bias)
-    weight, bias = unscale_layer(scale, weight, bias)
+    weight, bias = unscale_layer(scaler, weight, bias)
     weight_KF = np.zeros((classes, weight.shape[1]))
-    bias_K = np.full(classes, UNSEEN)
-    weight_KF[np.asarray(seen)] = weight
-    bias_K[np.asarray(seen)] = bias
-    return Layers.from_weights([*below, (weight_KF, bias_K)])
+    bias_K = np.full(classes, UNSEEN_CLASS_SCORE)
+    weight_KF[np.asarray(seen_classes)] = weight
+    bias_K[np.asarray(seen_classes)] = bias
+    return Layers.from_weights([*layers_before, (weight_KF, bias_K)])
 
 
-def extract_layers(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def extract_layers(network: nn.Module, scaler: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return weights and biases of a network's linear layers, for unscaled rows.
 
-    The first layer is changed so that it does the scaling. `scale`: the fitted scaler of the rows
+    The first layer is changed so that it does the scaling. `scaler`: the fitted scaler of the rows
     that the network reads.
     """
     layers = [
@@ -738,28 +758,28 @@ def extract_layers(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.
         for layer in network.modules()
         if isinstance(layer, nn.Linear)
     ]
-    return [unscale_layer(scale, *layers[0]), *layers[1:]]
+    return [unscale_layer(scaler, *layers[0]), *layers[1:]]
 
 
 def unscale_layer(
-    scale: Any, weight: np.ndarray, bias: np.ndarray
+    scaler: Any, weight: np.ndarray, bias: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight and bias of a layer on unscaled rows that equals one on scaled rows.
 
-    `scale`: the fitted scaler. `weight`: (outputs, features). `bias`: (outputs,).
+    `scaler`: the fitted scaler. `weight`: (outputs, features). `bias`: (outputs,).
     """
-    weight = weight / scale.scale_
-    return weight, bias - weight @ scale.mean_
+    weight = weight / scaler.scale_
+    return weight, bias - weight @ scaler.mean_
 
 
 def assemble_trees(
     trees: Sequence[Mapping[str, np.ndarray]],
     *,
     bias: np.ndarray,
-    raw: bool,
-    single: bool,
-    features: int,
-    scale: Any = None,
+    needs_softmax: bool,
+    is_float32: bool,
+    feature_count: int,
+    scaler: Any = None,
 ) -> Trees:
     """Build one model from several trees.
 
@@ -768,33 +788,36 @@ def assemble_trees(
             `threshold`, `left`, `right`, and `values` (V, K) for K classes. The children of a leaf
             are -1.
         bias: added to the sum of the trees' outputs, (K,).
-        raw: whether this sum goes through a softmax.
-        single: whether rows are compared in float32, as when the trees were grown.
-        features: number of columns of a row.
-        scale: the fitted scaler of the rows; None: rows are not scaled.
+        needs_softmax: whether this sum goes through a softmax.
+        is_float32: whether rows are compared in float32, as when the trees were grown.
+        feature_count: number of columns of a row.
+        scaler: the fitted scaler of the rows; None: rows are not scaled.
     """
-    starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
+    first_nodes = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
     node_arrays = Trees.names[:5]  # feature, threshold, left, right, values
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in node_arrays}
-    for start, tree in zip(starts, trees, strict=False):
-        nodes = np.arange(len(tree["feature"]))
+    arrays_by_name: dict[str, list[np.ndarray]] = {name: [] for name in node_arrays}
+    for first_node, tree in zip(first_nodes, trees, strict=False):
+        node_range = np.arange(len(tree["feature"]))
         is_leaf = tree["left"] < 0
-        parts["feature"].append(np.where(is_leaf, 0, tree["feature"]))
-        parts["threshold"].append(np.where(is_leaf, 0.0, tree["threshold"]))
+        arrays_by_name["feature"].append(np.where(is_leaf, 0, tree["feature"]))
+        arrays_by_name["threshold"].append(np.where(is_leaf, 0.0, tree["threshold"]))
         # In the joined model a leaf is its own child.
-        parts["left"].append(np.where(is_leaf, nodes, tree["left"]) + start)
-        parts["right"].append(np.where(is_leaf, nodes, tree["right"]) + start)
-        parts["values"].append(tree["values"])
+        arrays_by_name["left"].append(np.where(is_leaf, node_range, tree["left"]) + first_node)
+        arrays_by_name["right"].append(np.where(is_leaf, node_range, tree["right"]) + first_node)
+        arrays_by_name["values"].append(tree["values"])
     return Trees(
         {
-            **{name: np.concatenate(arrays).astype(np.float64) for name, arrays in parts.items()},
-            "roots": starts[:-1].astype(np.float64),
+            **{
+                name: np.concatenate(arrays).astype(np.float64)
+                for name, arrays in arrays_by_name.items()
+            },
+            "roots": first_nodes[:-1].astype(np.float64),
             "bias": bias,
             "levels": [max(_compute_depth(tree) for tree in trees)],
-            "raw": [raw],
-            "single": [single],
-            "centre": np.zeros(features) if scale is None else scale.mean_,
-            "scale": np.ones(features) if scale is None else scale.scale_,
+            "raw": [needs_softmax],
+            "single": [is_float32],
+            "centre": np.zeros(feature_count) if scaler is None else scaler.mean_,
+            "scale": np.ones(feature_count) if scaler is None else scaler.scale_,
         }
     )
 
@@ -815,17 +838,17 @@ def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
 
 
 def convert_forest(
-    trees: Sequence[Any], values: Sequence[np.ndarray], classes: int, scale: Any = None
+    trees: Sequence[Any], shares_by_tree: Sequence[np.ndarray], classes: int, scaler: Any = None
 ) -> Trees:
     """Return scikit-learn's trees as one model that predicts their mean.
 
     Args:
         trees: scikit-learn's low-level trees.
-        values: for each tree the class shares of its nodes, (nodes, classes).
+        shares_by_tree: for each tree the class shares of its nodes, (nodes, classes).
         classes: number of classes.
-        scale: the fitted scaler of the rows; None: rows are not scaled.
+        scaler: the fitted scaler of the rows; None: rows are not scaled.
     """
-    nodes = [
+    arrays_by_tree = [
         {
             "feature": tree.feature,
             "threshold": tree.threshold,
@@ -833,13 +856,13 @@ def convert_forest(
             "right": tree.children_right,
             "values": shares / len(trees),
         }
-        for tree, shares in zip(trees, values, strict=True)
+        for tree, shares in zip(trees, shares_by_tree, strict=True)
     ]
     return assemble_trees(
-        nodes,
+        arrays_by_tree,
         bias=np.zeros(classes),
-        raw=False,
-        single=True,
-        features=trees[0].n_features,
-        scale=scale,
+        needs_softmax=False,
+        is_float32=True,
+        feature_count=trees[0].n_features,
+        scaler=scaler,
     )

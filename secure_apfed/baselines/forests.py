@@ -20,34 +20,46 @@ _ANY_DEPTH = np.iinfo(np.int32).max
 
 
 def grow_classifying_trees(
-    rows_NF: NDArray[Any], labels_N: NDArray[np.int64], *, count: int, seed: int
+    rows_NF: NDArray[Any], labels_N: NDArray[np.int64], *, tree_count: int, seed: int
 ) -> tuple[list[Tree], NDArray[np.int64]]:
-    """Return `count` extremely randomised trees fitted to these labels, and the classes that occur.
+    """Return `tree_count` extremely randomised trees fitted to these labels, and the classes that
+    occur.
 
     The classes are ascending; a tree has one output for each of them, in this order.
     """
     from sklearn.ensemble import ExtraTreesClassifier
 
     classes, class_index_N = np.unique(labels_N, return_inverse=True)
-    forest = ExtraTreesClassifier(count, random_state=seed)
-    per_split = max(1, int(np.sqrt(rows_NF.shape[1])))
+    forest = ExtraTreesClassifier(tree_count, random_state=seed)
+    features_per_split = max(1, int(np.sqrt(rows_NF.shape[1])))
     trees = _grow_trees(
-        forest, rows_NF, class_index_N.reshape(-1, 1), classes=[len(classes)], per_split=per_split
+        forest,
+        rows_NF,
+        class_index_N.reshape(-1, 1),
+        class_counts=[len(classes)],
+        features_per_split=features_per_split,
     )
     return trees, classes
 
 
 def grow_regressing_trees(
-    rows_NF: NDArray[Any], targets_NT: NDArray[Any], *, count: int, leaf: int, seed: int
+    rows_NF: NDArray[Any],
+    targets_NT: NDArray[Any],
+    *,
+    tree_count: int,
+    min_leaf_rows: int,
+    seed: int,
 ) -> list[Tree]:
-    """Return `count` extremely randomised trees fitted to T numeric targets of each row.
+    """Return `tree_count` extremely randomised trees fitted to T numeric targets of each row.
 
-    `leaf`: smallest number of rows in a leaf.
+    `min_leaf_rows`: smallest number of rows in a leaf.
     """
     from sklearn.ensemble import ExtraTreesRegressor
 
-    forest = ExtraTreesRegressor(count, min_samples_leaf=leaf, random_state=seed)
-    return _grow_trees(forest, rows_NF, targets_NT, classes=None, per_split=rows_NF.shape[1])
+    forest = ExtraTreesRegressor(tree_count, min_samples_leaf=min_leaf_rows, random_state=seed)
+    return _grow_trees(
+        forest, rows_NF, targets_NT, class_counts=None, features_per_split=rows_NF.shape[1]
+    )
 
 
 def _grow_trees(
@@ -55,8 +67,8 @@ def _grow_trees(
     rows_NF: NDArray[Any],
     targets_NT: NDArray[Any],
     *,
-    classes: Sequence[int] | None,
-    per_split: int,
+    class_counts: Sequence[int] | None,
+    features_per_split: int,
 ) -> list[Tree]:
     """Return the trees that this forest would grow, without its slow checks of the rows.
 
@@ -67,13 +79,19 @@ def _grow_trees(
         forest: scikit-learn's forest, not fitted.
         rows_NF: F features of N rows.
         targets_NT: T targets of each row.
-        classes: number of classes of each target; None: targets are numbers.
-        per_split: number of features among which a split is chosen.
+        class_counts: number of classes of each target; None: targets are numbers.
+        features_per_split: number of features among which a split is chosen.
     """
     try:
-        return _build_trees(forest, rows_NF, targets_NT, classes=classes, per_split=per_split)
+        return _build_trees(
+            forest,
+            rows_NF,
+            targets_NT,
+            class_counts=class_counts,
+            features_per_split=features_per_split,
+        )
     except (ImportError, AttributeError, TypeError):  # another version's builder
-        forest.fit(rows_NF, targets_NT[:, 0] if classes is not None else targets_NT)
+        forest.fit(rows_NF, targets_NT[:, 0] if class_counts is not None else targets_NT)
         return [estimator.tree_ for estimator in forest.estimators_]
 
 
@@ -82,8 +100,8 @@ def _build_trees(
     rows_NF: NDArray[Any],
     targets_NT: NDArray[Any],
     *,
-    classes: Sequence[int] | None,
-    per_split: int,
+    class_counts: Sequence[int] | None,
+    features_per_split: int,
 ) -> list[Tree]:
     """Build each tree as the forest does, from the same random numbers.
 
@@ -91,30 +109,40 @@ def _build_trees(
         forest: scikit-learn's forest, not fitted.
         rows_NF: F features of N rows.
         targets_NT: T targets of each row.
-        classes: number of classes of each target; None: targets are numbers.
-        per_split: number of features among which a split is chosen.
+        class_counts: number of classes of each target; None: targets are numbers.
+        features_per_split: number of features among which a split is chosen.
     """
     from sklearn.tree._criterion import MSE, Gini
     from sklearn.tree._splitter import RandomSplitter
     from sklearn.tree._tree import DepthFirstTreeBuilder
     from sklearn.tree._tree import Tree as TreeOfNodes
 
-    single_NF = np.ascontiguousarray(rows_NF, dtype=np.float32)
-    double_NT = np.ascontiguousarray(targets_NT, dtype=np.float64)
-    rows, features = single_NF.shape
-    targets = double_NT.shape[1]
-    leaf = forest.min_samples_leaf
-    classes_T = np.array([1] * targets if classes is None else classes, dtype=np.intp)
-    draw = np.random.RandomState(forest.random_state)
+    float32_NF = np.ascontiguousarray(rows_NF, dtype=np.float32)
+    float64_NT = np.ascontiguousarray(targets_NT, dtype=np.float64)
+    row_count, feature_count = float32_NF.shape
+    target_count = float64_NT.shape[1]
+    min_leaf_rows = forest.min_samples_leaf
+    class_counts_T = np.array(
+        [1] * target_count if class_counts is None else class_counts, dtype=np.intp
+    )
+    forest_state = np.random.RandomState(forest.random_state)
     trees: list[Tree] = []
     for _ in range(forest.n_estimators):
-        state = np.random.RandomState(draw.randint(np.iinfo(np.int32).max))
-        criterion = MSE(targets, rows) if classes is None else Gini(targets, classes_T)
+        tree_state = np.random.RandomState(forest_state.randint(np.iinfo(np.int32).max))
+        criterion = (
+            MSE(target_count, row_count)
+            if class_counts is None
+            else Gini(target_count, class_counts_T)
+        )
         # No bound on the weight in a leaf (0.0), no monotonic constraints (None).
-        splitter = RandomSplitter(criterion, per_split, leaf, 0.0, state, None)
+        splitter = RandomSplitter(
+            criterion, features_per_split, min_leaf_rows, 0.0, tree_state, None
+        )
         # A split needs two rows, enough for two leaves; no bound on weights, depth or impurity.
-        builder = DepthFirstTreeBuilder(splitter, max(2, 2 * leaf), leaf, 0.0, _ANY_DEPTH, 0.0)
-        tree = TreeOfNodes(features, classes_T, targets)
-        builder.build(tree, single_NF, double_NT, None, None)
+        builder = DepthFirstTreeBuilder(
+            splitter, max(2, 2 * min_leaf_rows), min_leaf_rows, 0.0, _ANY_DEPTH, 0.0
+        )
+        tree = TreeOfNodes(feature_count, class_counts_T, target_count)
+        builder.build(tree, float32_NF, float64_NT, None, None)
         trees.append(tree)
     return trees

@@ -52,7 +52,7 @@ class BaselineTask:
     Attributes:
         features: all N training rows, each flattened to F features.
         shape: the shape of a row before it was flattened.
-        labelled: indices of the n rows that have a label, each once.
+        labelled_indices: indices of the n rows that have a label, each once.
         labels: the classes of these rows, 0 to K - 1.
         classes: K; classes without a label are never predicted.
         seed: the seed of all random numbers of a baseline.
@@ -63,7 +63,7 @@ class BaselineTask:
 
     features: FloatArray = field(repr=False)
     shape: Shape
-    labelled: IntArray = field(repr=False)
+    labelled_indices: IntArray = field(repr=False)
     labels: IntArray = field(repr=False)
     classes: int
     seed: int = 0
@@ -91,11 +91,11 @@ class BaselineTask:
         """
         labels_N = data.table.labels if labels_N is None else labels_N
         assert labels_N is not None
-        labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
+        labelled_indices = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
         return cls.from_arrays(
             data.table.features[rows_U],
-            labelled,
-            labels_N[rows_U[labelled]],
+            labelled_indices,
+            labels_N[rows_U[labelled_indices]],
             classes=len(data.classes),
             seed=config.seed,
             model=config.model,
@@ -107,7 +107,7 @@ class BaselineTask:
     def from_arrays(
         cls,
         features: ArrayLike,
-        labelled: ArrayLike,
+        labelled_indices: ArrayLike,
         labels: ArrayLike,
         *,
         classes: int,
@@ -120,7 +120,7 @@ class BaselineTask:
 
         Args:
             features: N rows of any shape, (N, *shape).
-            labelled: indices of the n labelled rows.
+            labelled_indices: indices of the n labelled rows.
             labels: the classes of these rows, (n,).
             classes: number of classes.
             seed: the seed of all random numbers of a baseline.
@@ -130,13 +130,17 @@ class BaselineTask:
 
         Raises DataError: the features have a single axis.
         """
-        rows = np.asarray(features, dtype=np.float64)
-        if rows.ndim < 2:
-            raise DataError(f"local models: features are a table or images, got shape {rows.shape}")
+        features_array = np.asarray(features, dtype=np.float64)
+        if features_array.ndim < 2:
+            raise DataError(
+                f"local models: features are a table or images, got shape {features_array.shape}"
+            )
         return cls(
-            features=rows.reshape(len(rows), math.prod(rows.shape[1:])),
-            shape=tuple(rows.shape[1:]),
-            labelled=np.asarray(labelled, dtype=np.int64),
+            features=features_array.reshape(
+                len(features_array), math.prod(features_array.shape[1:])
+            ),
+            shape=tuple(features_array.shape[1:]),
+            labelled_indices=np.asarray(labelled_indices, dtype=np.int64),
             labels=np.asarray(labels, dtype=np.int64),
             classes=classes,
             seed=seed,
@@ -151,74 +155,79 @@ class BaselineTask:
         Raises DataError: they do not, or fewer than two classes have a label.
         """
         check_flat_rows(self.features, self.shape)
-        rows = len(self.features)
-        positions = self.labelled
-        if positions.ndim != 1 or positions.shape != self.labels.shape:
+        row_count = len(self.features)
+        indices = self.labelled_indices
+        if indices.ndim != 1 or indices.shape != self.labels.shape:
             raise DataError(
                 "local models: each labelled row needs one label, got positions of shape "
-                f"{positions.shape} and labels of shape {self.labels.shape}"
+                f"{indices.shape} and labels of shape {self.labels.shape}"
             )
-        if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
+        if len(indices) and not 0 <= indices.min() <= indices.max() < row_count:
             raise DataError(
-                f"local models: labelled rows lie in 0 to {rows - 1}, got {positions.min()} to "
-                f"{positions.max()}"
+                f"local models: labelled rows lie in 0 to {row_count - 1}, got {indices.min()} to "
+                f"{indices.max()}"
             )
-        if len(np.unique(positions)) != len(positions):
+        if len(np.unique(indices)) != len(indices):
             raise DataError("local models: a labelled row is listed twice")
-        seen = np.unique(self.labels)
-        if len(seen) < MIN_CLASSES:
+        seen_classes = np.unique(self.labels)
+        if len(seen_classes) < MIN_CLASSES:
             raise DataError(
-                f"local models: the {len(self.labels)} labelled rows are of {len(seen)} class(es), "
-                "and at least two are needed; label rows of another class"
+                f"local models: the {len(self.labels)} labelled rows are of {len(seen_classes)} "
+                "class(es), and at least two are needed; label rows of another class"
             )
-        if seen[0] < 0 or seen[-1] >= self.classes:
+        if seen_classes[0] < 0 or seen_classes[-1] >= self.classes:
             raise DataError(
-                f"local models: labels lie in 0 to {self.classes - 1}, got {seen[0]} to {seen[-1]}"
+                f"local models: labels lie in 0 to {self.classes - 1}, got {seen_classes[0]} to "
+                f"{seen_classes[-1]}"
             )
 
     @property
-    def labelled_rows(self) -> FloatArray:
+    def labelled_features(self) -> FloatArray:
         """The features of the labelled rows, (n, F)."""
-        return self.features[self.labelled]
+        return self.features[self.labelled_indices]
 
     @property
-    def indicators(self) -> FloatArray:
+    def one_hot_labels(self) -> FloatArray:
         """The labels as one-hot rows, (n, K)."""
         return np.asarray(np.eye(self.classes)[self.labels], dtype=np.float64)
 
     @property
-    def with_few_rows(self) -> Self:
+    def subsampled(self) -> Self:
         """The task with at most `MAX_ROWS` rows: all labelled ones, and a sample of the others.
 
         All labelled rows remain, even if there are more than `MAX_ROWS`.
         """
-        rows = self.few_rows
+        rows = self.subsample_indices
         if len(rows) == len(self.features):
             return self
-        return replace(self, features=self.features[rows], labelled=np.arange(len(self.labels)))
+        return replace(
+            self, features=self.features[rows], labelled_indices=np.arange(len(self.labels))
+        )
 
     @property
-    def few_rows(self) -> IntArray:
-        """The indices of the rows that `with_few_rows` keeps, in its order."""
-        return sample_rows(len(self.features), self.labelled, seed=self.seed)
+    def subsample_indices(self) -> IntArray:
+        """The indices of the rows that `subsampled` keeps, in its order."""
+        return sample_rows(len(self.features), self.labelled_indices, seed=self.seed)
 
     def select_rows(self, rows: IntArray) -> Self:
         """Return the task of these rows, distinct and ascending, with their labels."""
-        is_kept_n = np.isin(self.labelled, rows)
+        is_selected_n = np.isin(self.labelled_indices, rows)
         return replace(
             self,
             features=self.features[rows],
-            labelled=np.searchsorted(rows, self.labelled[is_kept_n]),
-            labels=self.labels[is_kept_n],
+            labelled_indices=np.searchsorted(rows, self.labelled_indices[is_selected_n]),
+            labels=self.labels[is_selected_n],
         )
 
-    def drop_labels(self, part: IntArray) -> Self:
+    def drop_labels(self, dropped: IntArray) -> Self:
         """Return the task without some labels, whose rows stay as unlabelled ones.
 
-        `part`: the labels to drop, as indices into `labels`.
+        `dropped`: the labels to drop, as indices into `labels`.
         """
-        remaining = np.setdiff1d(np.arange(len(self.labels)), part)
-        return replace(self, labelled=self.labelled[remaining], labels=self.labels[remaining])
+        remaining = np.setdiff1d(np.arange(len(self.labels)), dropped)
+        return replace(
+            self, labelled_indices=self.labelled_indices[remaining], labels=self.labels[remaining]
+        )
 
     def derive_random_state(self, *purpose: str | int) -> int:
         """Return a 32-bit seed for scikit-learn, another one for every purpose."""
@@ -230,22 +239,22 @@ def _derive_random_state(seed: int, *purpose: str | int) -> int:
     return derive_seed(seed, "solo", *purpose) % 2**32
 
 
-def sample_rows(rows: int, labelled: IntArray, *, seed: int) -> IntArray:
+def sample_rows(row_count: int, labelled_indices: IntArray, *, seed: int) -> IntArray:
     """Return the indices of about `MAX_ROWS` rows: all labelled ones, then some of the others.
 
     If there are no more rows than that, or each has a label, all rows are returned in order.
 
     Args:
-        rows: number of rows.
-        labelled: indices of the n labelled rows.
+        row_count: number of rows.
+        labelled_indices: indices of the n labelled rows.
         seed: seed of the run; equal arguments give an equal sample.
     """
-    if rows <= MAX_ROWS or len(labelled) == rows:
-        return np.arange(rows)
-    others = np.setdiff1d(np.arange(rows), labelled)
-    draw = np.random.default_rng(_derive_random_state(seed, "few rows"))
-    sample = draw.permutation(others)[: max(0, MAX_ROWS - len(labelled))]
-    return np.concatenate([labelled, np.sort(sample)])
+    if row_count <= MAX_ROWS or len(labelled_indices) == row_count:
+        return np.arange(row_count)
+    unlabelled = np.setdiff1d(np.arange(row_count), labelled_indices)
+    generator = np.random.default_rng(_derive_random_state(seed, "few rows"))
+    sampled = generator.permutation(unlabelled)[: max(0, MAX_ROWS - len(labelled_indices))]
+    return np.concatenate([labelled_indices, np.sort(sampled)])
 
 
 def choose_class_measure(config: RunSettings) -> Measure:
@@ -283,14 +292,14 @@ class Baseline(ABC):
     Attributes:
         name: the baseline's key in the table.
         title: the baseline's name for people.
-        of_run: whether it is the run's own network with the run's settings.
-        reads_measure: whether its fit depends on the task's `measure`.
+        is_run_network: whether it is the run's own network with the run's settings.
+        needs_measure: whether its fit depends on the task's `measure`.
     """
 
     name: str
     title: str
-    of_run: ClassVar[bool] = False
-    reads_measure: bool = False
+    is_run_network: ClassVar[bool] = False
+    needs_measure: bool = False
 
     @abstractmethod
     def fit(self, task: BaselineTask) -> Predictor:
@@ -317,36 +326,40 @@ def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
             f"{features_BF.shape}"
         )
     if not np.isfinite(features_BF).all():
-        bad = int((~np.isfinite(features_BF)).any(axis=1).sum())
+        bad_row_count = int((~np.isfinite(features_BF)).any(axis=1).sum())
         raise DataError(
-            f"local models: {bad} rows have features that are NaN or infinite; mend or leave "
-            "them out"
+            f"local models: {bad_row_count} rows have features that are NaN or infinite; mend or "
+            "leave them out"
         )
     return features_BF
 
 
-def split_folds(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
+def split_folds(labels_n: IntArray, max_folds: int, seed: int) -> list[IntArray]:
     """Return disjoint folds of the labelled rows, as indices into `labels_n`.
 
     Each class is spread over the folds as evenly as possible. The only label of a class is never
     held out, so that every class stays known.
 
-    There are at most `folds` folds, and no more than the rarest other class has labels, so that the
-    remaining labels have about the same class shares. (With two labels a class and five folds, the
-    held-out class would be the rarest in training, and ridge regression was right about none of
+    There are at most `max_folds` folds, and no more than the rarest other class has labels, so that
+    the remaining labels have about the same class shares. (With two labels a class and five folds,
+    the held-out class would be the rarest in training, and ridge regression was right about none of
     them.) From `ENOUGH_LABELS` labels on, only the first fold is returned, to save time. The list
     is empty if every class has one label.
     """
     generator = np.random.default_rng(derive_seed(seed, "solo", "folds"))
-    members = [np.flatnonzero(labels_n == label) for label in np.unique(labels_n)]
-    order = [generator.permutation(rows) for rows in members if len(rows) > 1]
-    if not order:
+    rows_by_class = [np.flatnonzero(labels_n == label) for label in np.unique(labels_n)]
+    shuffled_by_class = [
+        generator.permutation(shuffled_rows)
+        for shuffled_rows in rows_by_class
+        if len(shuffled_rows) > 1
+    ]
+    if not shuffled_by_class:
         return []
-    rows = np.concatenate(order)
+    shuffled_rows = np.concatenate(shuffled_by_class)
     if len(labels_n) >= ENOUGH_LABELS:
-        return [np.sort(rows[::folds])]
-    folds = min(folds, *map(len, order))
-    return [np.sort(rows[fold::folds]) for fold in range(folds)]
+        return [np.sort(shuffled_rows[::max_folds])]
+    max_folds = min(max_folds, *map(len, shuffled_by_class))
+    return [np.sort(shuffled_rows[fold::max_folds]) for fold in range(max_folds)]
 
 
 FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
@@ -375,13 +388,13 @@ def cache_fits() -> Iterator[None]:
 
     It pays where one task is fitted repeatedly, with all labels or some of them.
     """
-    fitted: dict[str, bytes] = {}
+    content_by_name: dict[str, bytes] = {}
 
-    def make_once(name: str, make: Callable[[], bytes]) -> bytes:
+    def make_once(name: str, make_content: Callable[[], bytes]) -> bytes:
         """Return the bytes stored under this name, which are made first if there are none."""
-        if name not in fitted:
-            fitted[name] = make()
-        return fitted[name]
+        if name not in content_by_name:
+            content_by_name[name] = make_content()
+        return content_by_name[name]
 
     # A block inside another one shares its cache.
     token = _PREDICTORS.set({} if _PREDICTORS.get() is None else _PREDICTORS.get())
@@ -397,7 +410,7 @@ def name_fit(baseline: Baseline, task: BaselineTask) -> str:
 
     A baseline that depends on the task's measure gets the measure's name, too.
     """
-    if not baseline.reads_measure or task.measure.name == ACCURACY.name:
+    if not baseline.needs_measure or task.measure.name == ACCURACY.name:
         return baseline.name
     return f"{baseline.name}-by-{task.measure.name}"
 
@@ -407,92 +420,94 @@ def fit_once(baseline: Baseline, task: BaselineTask) -> Predictor:
 
     Within `cache_fits`, equal calls return the same object.
     """
-    fitted = _PREDICTORS.get()
-    if fitted is None:
+    predictor_by_name = _PREDICTORS.get()
+    if predictor_by_name is None:
         return baseline.fit(task)
-    name = f"{name_fit(baseline, task)}-{_hash_run_settings(task, baseline.of_run)}"
-    name += f"-{_digest_task(task, labels=True)}"
-    if name not in fitted:
-        fitted[name] = baseline.fit(task)
-    return fitted[name]
+    fit_name = f"{name_fit(baseline, task)}-{_hash_run_settings(task, baseline.is_run_network)}"
+    fit_name += f"-{_digest_task(task, has_labels=True)}"
+    if fit_name not in predictor_by_name:
+        predictor_by_name[fit_name] = baseline.fit(task)
+    return predictor_by_name[fit_name]
 
 
 def fit_network_once(
     name: str,
     task: BaselineTask,
-    fresh: Callable[[], nn.Module],
+    make_untrained: Callable[[], nn.Module],
     fit: Callable[[Draws], nn.Module],
     *,
-    labels: bool = True,
+    needs_labels: bool = True,
 ) -> nn.Module:
     """Return the network that `fit` trains, in evaluation mode; an equal fit is loaded if stored.
 
     Args:
         name: name of the fit in the store.
         task: the task, on whose rows and seed the fit depends; no settings of the run enter it.
-        fresh: makes an untrained network of the same architecture, into which a stored one is
-            loaded.
+        make_untrained: makes an untrained network of the same architecture, into which a stored one
+            is loaded.
         fit: trains and returns the network, with the random numbers that it is given.
-        labels: whether the fit also depends on labels and classes.
+        needs_labels: whether the fit also depends on labels and classes.
     """
     draws = seed_draws(task.seed, "solo", name)
     store = _STORE.get()
     if store is None:
         return fit(draws).eval()
-    content = store(f"{name}-{_digest_task(task, labels)}", lambda: save(fit(draws).state_dict()))
+    stored_weights = store(
+        f"{name}-{_digest_task(task, needs_labels)}", lambda: save(fit(draws).state_dict())
+    )
     # On the meta device no weights are drawn, since the stored ones replace them.
     with torch.device("meta"):
-        network = fresh()
-    network.load_state_dict(load(content), assign=True)
+        network = make_untrained()
+    network.load_state_dict(load(stored_weights), assign=True)
     return network.eval()
 
 
 def score_once(
     name: str,
     task: BaselineTask,
-    score: Callable[[], FloatArray],
+    compute_scores: Callable[[], FloatArray],
     *,
-    labels: bool = True,
-    of_run: bool = False,
+    needs_labels: bool = True,
+    is_run_network: bool = False,
 ) -> FloatArray:
-    """Return the scores that `score` computes; equal ones are loaded if they are stored.
+    """Return the scores that `compute_scores` computes; equal ones are loaded if they are stored.
 
     Args:
         name: name of the scores in the store.
         task: the task, on whose rows and seed the scores depend.
-        score: computes the scores.
-        labels: whether the scores also depend on the labels.
-        of_run: whether the scores also depend on the settings of the run's own network.
+        compute_scores: computes the scores.
+        needs_labels: whether the scores also depend on the labels.
+        is_run_network: whether the scores also depend on the settings of the run's own network.
     """
     store = _STORE.get()
     if store is None:
-        return score()
+        return compute_scores()
 
     def make_content() -> bytes:
         """Compute the scores, and encode them for the store."""
-        return save({"scores": torch.from_numpy(score())})
+        return save({"scores": torch.from_numpy(compute_scores())})
 
-    key = f"{name}-{_hash_run_settings(task, of_run)}-{_digest_task(task, labels)}"
+    key = f"{name}-{_hash_run_settings(task, is_run_network)}-{_digest_task(task, needs_labels)}"
     return np.asarray(load(store(key, make_content))["scores"].numpy())
 
 
-def _hash_run_settings(task: BaselineTask, of_run: bool) -> str:
+def _hash_run_settings(task: BaselineTask, is_run_network: bool) -> str:
     """Return a digest of the settings of the run's own network, for names of stored fits.
 
-    `of_run`: whether the fit depends on them; False: the digest is that of an empty text.
+    `is_run_network`: whether the fit depends on them; False: the digest is that of an empty text.
     """
-    settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
+    settings = task.model.model_dump_json() + task.train.model_dump_json() if is_run_network else ""
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
-def _digest_task(task: BaselineTask, labels: bool) -> str:
+def _digest_task(task: BaselineTask, has_labels: bool) -> str:
     """Return the SHA-256 (hex) of a task's rows and seed, for names of stored fits.
 
-    `labels`: whether labels and number of classes enter it, too.
+    `has_labels`: whether labels and number of classes enter it, too.
     """
-    arrays = (task.features, task.labelled, task.labels) if labels else (task.features,)
-    facts = (task.features.shape, task.seed, task.classes if labels else None)
-    digest = hashlib.sha256(repr(facts).encode())
-    for values in arrays:
-        digest.update(values.tobytes())
+    arrays = (task.features, task.labelled_indices, task.labels) if has_labels else (task.features,)
+    properties = (task.features.shape, task.seed, task.classes if has_labels else None)
+    digest = hashlib.sha256(repr(properties).encode())
+    for array in arrays:
+        digest.update(array.tobytes())
     return digest.hexdigest()

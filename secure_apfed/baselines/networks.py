@@ -88,7 +88,7 @@ class Network(Baseline):
 
     name = "network"
     title = "Own network"
-    of_run = True
+    is_run_network = True
 
     def fit(self, task: BaselineTask) -> Predictor:
         """Train the network on the labelled rows.
@@ -117,28 +117,28 @@ def _train_until_learning(task: BaselineTask) -> "_Attempt":
     """
     uniform_loss = math.log(len(np.unique(task.labels)))
     attempt = _Attempt(task, task.train.learning_rate)
-    best = attempt
-    loss = attempt.train_steps(_FIRST_LOOK)
-    for factor in _RATE_FACTORS:
-        if loss < _SLOW * uniform_loss or not math.isfinite(loss):
+    last_finite = attempt
+    recent_loss = attempt.train_steps(_FIRST_LOOK)
+    for rate_factor in _RATE_FACTORS:
+        if recent_loss < _SLOW * uniform_loss or not math.isfinite(recent_loss):
             break
-        attempt = _Attempt(task, factor * task.train.learning_rate)
-        loss = attempt.train_steps(_FIRST_LOOK)
-        if math.isfinite(loss):
-            best = attempt
-    return best
+        attempt = _Attempt(task, rate_factor * task.train.learning_rate)
+        recent_loss = attempt.train_steps(_FIRST_LOOK)
+        if math.isfinite(recent_loss):
+            last_finite = attempt
+    return last_finite
 
 
 class _Attempt:
     """A training of the network from fresh weights at one learning rate."""
 
-    def __init__(self, task: BaselineTask, rate: float) -> None:
+    def __init__(self, task: BaselineTask, learning_rate: float) -> None:
         """Build a network with fresh weights, and move the labelled rows to its device.
 
-        `rate`: the learning rate.
+        `learning_rate`: the learning rate.
         """
-        train = task.train.model_copy(update={"learning_rate": rate})
-        self.compute = Compute.from_settings(train)
+        train_settings = task.train.model_copy(update={"learning_rate": learning_rate})
+        self.compute = Compute.from_settings(train_settings)
         self._seed = task.seed
         with seed_draws(task.seed, "solo", "network"):
             encoder, head = make_encoder_and_head(
@@ -147,19 +147,21 @@ class _Attempt:
         self._trainer = Trainer(
             "the active alone",
             {"encoder": encoder, "head": head},
-            train=train,
+            train=train_settings,
             seed=task.seed,
         )
         self.network = nn.Sequential(encoder, head)
-        rows_nF = _place_rows(task.labelled_rows, task.shape, self.compute)
+        rows_nF = _place_rows(task.labelled_features, task.shape, self.compute)
         # An encoder without parameters maps rows alike at every step, so it runs only once here
         # (unless the rows are too many to encode at once).
-        runs_encoder = next(encoder.parameters(), None) is not None or len(rows_nF) > ROWS_PER_BLOCK
+        is_encoder_in_steps = (
+            next(encoder.parameters(), None) is not None or len(rows_nF) > ROWS_PER_BLOCK
+        )
         with self._trainer.forward_context("rows"):
-            self._x_nF = rows_nF if runs_encoder else encoder(rows_nF)
-        self._learner = self.network if runs_encoder else head  # what each step runs
+            self._x_nF = rows_nF if is_encoder_in_steps else encoder(rows_nF)
+        self._learner = self.network if is_encoder_in_steps else head  # what each step runs
         self._y_n = torch.from_numpy(task.labels).to(self.compute.device)
-        self._batch_size = min(train.batch_size, len(self._y_n))
+        self._batch_size = min(train_settings.batch_size, len(self._y_n))
         self._queue = torch.empty(0, dtype=torch.int64)  # rows of the next batches
         self._steps = 0
 
@@ -168,20 +170,20 @@ class _Attempt:
 
         Raises ModelError: training diverged.
         """
-        loss = math.inf
-        while self._steps < _MAX_STEPS and loss > _LEARNT:
-            loss = self.train_steps(_LOOK_EVERY)
-            if not math.isfinite(loss):
+        recent_loss = math.inf
+        while self._steps < _MAX_STEPS and recent_loss > _LEARNT:
+            recent_loss = self.train_steps(_LOOK_EVERY)
+            if not math.isfinite(recent_loss):
                 raise ModelError(
                     "local models: the network's training diverged; lower train.learning_rate, or "
                     "set train.max_gradient_norm"
                 )
 
-    def train_steps(self, steps: int) -> float:
+    def train_steps(self, step_count: int) -> float:
         """Take some steps; return the mean loss of the last `_LOOK_EVERY` of them."""
-        losses = [self._take_step() for _ in range(steps)]
-        last_losses = losses[-_LOOK_EVERY:]
-        return sum(last_losses) / len(last_losses)
+        losses = [self._take_step() for _ in range(step_count)]
+        recent_losses = losses[-_LOOK_EVERY:]
+        return sum(recent_losses) / len(recent_losses)
 
     def _take_step(self) -> float:
         """Take one step on the next batch; return its loss.
@@ -189,13 +191,15 @@ class _Attempt:
         Batches come from a queue of shuffled rows, which is refilled when it is too short.
         """
         if len(self._queue) < self._batch_size:
-            every_row = torch.arange(len(self._y_n))
-            self._queue = shuffle_rows(every_row, self._seed, "solo", "batches", self._steps)
-        batch = self._queue[: self._batch_size]
+            all_rows = torch.arange(len(self._y_n))
+            self._queue = shuffle_rows(all_rows, self._seed, "solo", "batches", self._steps)
+        batch_rows = self._queue[: self._batch_size]
         self._queue = self._queue[self._batch_size :]
         self._trainer.zero_grad()
         with self._trainer.forward_context(self._steps):
-            loss = F.cross_entropy(self._learner(self._x_nF[batch]).float(), self._y_n[batch])
+            loss = F.cross_entropy(
+                self._learner(self._x_nF[batch_rows]).float(), self._y_n[batch_rows]
+            )
         loss.backward()
         self._trainer.step()
         self._steps += 1
@@ -220,34 +224,39 @@ class Autoencoder(Baseline):
         """Fit an autoencoder to all rows, and logistic regression to the labelled rows' codes."""
         from sklearn.preprocessing import StandardScaler
 
-        scale = fit_scaler(task)
-        scaled_NF = scale.transform(task.features)
+        scaler = fit_scaler(task)
+        scaled_NF = scaler.transform(task.features)
 
         # The autoencoder reads no labels, so that all folds of the labels share one fit.
         encoder = fit_network_once(
             self.name,
             task,
-            fresh=lambda: _make_coder(scaled_NF.shape[1]),
+            make_untrained=lambda: _make_coder(scaled_NF.shape[1]),
             fit=lambda draws: _pretrain_encoder(torch.from_numpy(scaled_NF).float(), draws),
-            labels=False,
+            needs_labels=False,
         )
         codes_ND = _encode_rows(encoder, scaled_NF)
-        code_scale = StandardScaler().fit(codes_ND)
-        codes_nD = code_scale.transform(codes_ND[task.labelled])
+        code_scaler = StandardScaler().fit(codes_ND)
+        codes_nD = code_scaler.transform(codes_ND[task.labelled_indices])
         model = make_logistic_regression(choose_strength(codes_nD, task.labels, task.seed))
         model.fit(codes_nD, task.labels)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
             """Return class probabilities (B, K)."""
-            codes_BD = code_scale.transform(_encode_rows(encoder, scale.transform(features_BF)))
+            codes_BD = code_scaler.transform(_encode_rows(encoder, scaler.transform(features_BF)))
             return predict_all_classes(model, codes_BD, task.classes)
 
         def build_network() -> FittedModel:
             """Return encoder and regression as linear layers on unscaled rows."""
-            below = extract_layers(encoder, scale)
+            encoder_layers = extract_layers(encoder, scaler)
             return FittedModel(
                 build_regression_layers(
-                    code_scale, model.coef_, model.intercept_, model.classes_, task.classes, below
+                    code_scaler,
+                    model.coef_,
+                    model.intercept_,
+                    model.classes_,
+                    task.classes,
+                    encoder_layers,
                 )
             )
 
@@ -266,19 +275,19 @@ def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
 
     `draws`: the random numbers of its weights, batches and noise.
     """
-    features = x_NF.shape[1]
+    feature_count = x_NF.shape[1]
     with draws:
-        encoder = _make_coder(features)
+        encoder = _make_coder(feature_count)
         decoder = nn.Sequential(
-            nn.Linear(_CODE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, features)
+            nn.Linear(_CODE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, feature_count)
         )
-    draw = draws.get_generator()
+    generator = draws.get_generator()
     # All P parameters as one, which is faster.
     weights_P, gradient_P = flatten_parameters([encoder, decoder])
     adam = _ADAM([weights_P], lr=_CODER_RATE)
     for _ in range(_CODER_STEPS):
-        x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH,), generator=draw)]
-        noisy_BF = x_BF + _CODER_NOISE * torch.randn(x_BF.shape, generator=draw)
+        x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH,), generator=generator)]
+        noisy_BF = x_BF + _CODER_NOISE * torch.randn(x_BF.shape, generator=generator)
         loss = F.mse_loss(decoder(encoder(noisy_BF)), x_BF)
         gradient_P.zero_()
         loss.backward()
@@ -322,35 +331,36 @@ class MixMatch(Baseline):
                 f"local models: {self.title} fits parts of one task's labels together, with its "
                 f"rows, classes and seed; got {len(tasks)} tasks that differ in these, or none"
             )
-        scale = fit_scaler(tasks[0])
-        x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
+        scaler = fit_scaler(tasks[0])
+        x_NF = torch.from_numpy(scaler.transform(tasks[0].features)).float()
         rows = [_Rows.from_task(task, x_NF) for task in tasks]
-        trained: list[nn.Module] = []
+        trained_networks: list[nn.Module] = []
 
         def fit_network(draws: Draws, position: int) -> nn.Module:
             """Train the networks of all tasks at the first call; return the one at this index."""
-            if not trained:
-                trained.extend(_train_networks(rows, draws))
-            return trained[position]
+            if not trained_networks:
+                trained_networks.extend(_train_networks(rows, draws))
+            return trained_networks[position]
 
         def build_predictor(position: int) -> Predictor:
             """Return the predictor of the task at this index."""
             network = fit_network_once(
                 self.name,
                 tasks[position],
-                fresh=lambda: _make_network(x_NF.shape[1], tasks[0].classes),
+                make_untrained=lambda: _make_network(x_NF.shape[1], tasks[0].classes),
                 fit=lambda draws: fit_network(draws, position),
             )
 
             @torch.no_grad()
             def score_rows(features_BF: FloatArray) -> FloatArray:
                 """Return class probabilities (B, K)."""
-                scaled_BF = torch.from_numpy(scale.transform(features_BF)).float()
+                scaled_BF = torch.from_numpy(scaler.transform(features_BF)).float()
                 logits_BK: Tensor = network(scaled_BF)
                 return logits_BK.double().softmax(1).numpy()
 
             return Predictor(
-                score_rows, lambda: FittedModel(Layers.from_weights(extract_layers(network, scale)))
+                score_rows,
+                lambda: FittedModel(Layers.from_weights(extract_layers(network, scaler))),
             )
 
         return [build_predictor(position) for position in range(len(tasks))]
@@ -376,11 +386,11 @@ class _Rows:
 
         If all rows have a label, they serve as unlabelled ones, too.
         """
-        unlabelled = torch.ones(len(x_NF), dtype=torch.bool)
-        unlabelled[task.labelled] = False
-        x_nF = x_NF[task.labelled]
-        y_nK = torch.from_numpy(task.indicators).float()
-        return cls(x_nF, y_nK, x_NF[unlabelled] if bool(unlabelled.any()) else x_nF)
+        is_unlabelled_N = torch.ones(len(x_NF), dtype=torch.bool)
+        is_unlabelled_N[task.labelled_indices] = False
+        x_nF = x_NF[task.labelled_indices]
+        y_nK = torch.from_numpy(task.one_hot_labels).float()
+        return cls(x_nF, y_nK, x_NF[is_unlabelled_N] if bool(is_unlabelled_N.any()) else x_nF)
 
 
 def _make_network(features: int, classes: int) -> nn.Sequential:
@@ -438,8 +448,10 @@ class _ParallelNetworks(nn.Module):
         """
         first_GBW, middle_GBW, _ = outputs
         _set_gradients_singly(middle_GBW, error_GBK, self.weights[2], self.biases[2])
-        pairs = zip(error_GBK, self.weights[2], strict=True)
-        error_GBW = torch.stack([error_BK.mm(weight_KW) for error_BK, weight_KW in pairs])
+        errors_and_weights = zip(error_GBK, self.weights[2], strict=True)
+        error_GBW = torch.stack(
+            [error_BK.mm(weight_KW) for error_BK, weight_KW in errors_and_weights]
+        )
         error_GBW = _pass_positive(error_GBW, middle_GBW)
         _get_gradient(self.weights[1]).copy_(first_GBW.mT.bmm(error_GBW).mT)
         torch.sum(error_GBW, 1, out=_get_gradient(self.biases[1]))
@@ -450,13 +462,13 @@ class _ParallelNetworks(nn.Module):
     def split_networks(self, network: nn.Sequential) -> list[nn.Module]:
         """Return each copy as a network of its own, shaped like this one."""
         networks: list[nn.Module] = []
-        for number in range(len(self.weights[0])):
-            single = copy.deepcopy(network).requires_grad_(False)
-            layers = (layer for layer in single if isinstance(layer, nn.Linear))
+        for copy_index in range(len(self.weights[0])):
+            single_network = copy.deepcopy(network).requires_grad_(False)
+            layers = (layer for layer in single_network if isinstance(layer, nn.Linear))
             for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
-                layer.weight.copy_(weight[number])
-                layer.bias.copy_(bias[number])
-            networks.append(single)
+                layer.weight.copy_(weight[copy_index])
+                layer.bias.copy_(bias[copy_index])
+            networks.append(single_network)
         return networks
 
 
@@ -497,41 +509,45 @@ def _pass_positive(error_GBW: Tensor, output_GBW: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
+def _train_networks(task_rows: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     """Train one MixMatch network for each task in parallel, with the same random numbers.
 
     Returns the moving averages of their weights as networks. There are G networks with P parameters
-    together; a step mixes M rows of each task. `parts`: the rows of each task. `draws`: the random
-    numbers.
+    together; a step mixes M rows of each task. `task_rows`: the rows of each task. `draws`: the
+    random numbers.
     """
-    features = parts[0].labelled.shape[1]
-    classes = parts[0].labels.shape[1]
+    feature_count = task_rows[0].labelled.shape[1]
+    classes = task_rows[0].labels.shape[1]
     with draws:
-        network = _make_network(features, classes)
-    draw = draws.get_generator()
-    networks = _ParallelNetworks(network, len(parts))
+        network = _make_network(feature_count, classes)
+    generator = draws.get_generator()
+    networks = _ParallelNetworks(network, len(task_rows))
     weights_P, _ = flatten_parameters([networks])
     average_P = weights_P.detach().clone()
     adam = _ADAMW([weights_P], lr=_RATE, weight_decay=_DECAY)
-    frequency_G1K = _compute_frequencies([part.labels for part in parts])
-    guessed_G1K = frequency_G1K.clone()
+    frequency_G1K = _compute_frequencies([rows.labels for rows in task_rows])
+    guessed_frequency_G1K = frequency_G1K.clone()
     for step in range(_STEPS):
-        rows = _draw_rows([len(part.labelled) for part in parts], draw)
-        x_GBF = _augment_rows(_take_rows([part.labelled for part in parts], rows), draw)
-        y_GBK = _take_rows([part.labels for part in parts], rows)
-        rows = _draw_rows([len(part.others) for part in parts], draw)
-        others_GBF = _take_rows([part.others for part in parts], rows)
-        guesses = [_augment_rows(others_GBF, draw) for _ in range(_GUESSES)]
-        mean_GBK = _guess_labels(networks, guesses)
-        guessed_G1K.lerp_(_compute_frequencies(mean_GBK), 1 - _AVERAGE)
+        drawn_rows = _draw_rows([len(rows.labelled) for rows in task_rows], generator)
+        x_GBF = _augment_rows(
+            _take_rows([rows.labelled for rows in task_rows], drawn_rows), generator
+        )
+        y_GBK = _take_rows([rows.labels for rows in task_rows], drawn_rows)
+        drawn_rows = _draw_rows([len(rows.others) for rows in task_rows], generator)
+        others_GBF = _take_rows([rows.others for rows in task_rows], drawn_rows)
+        augmented = [_augment_rows(others_GBF, generator) for _ in range(_GUESSES)]
+        guess_GBK = _guess_labels(networks, augmented)
+        guessed_frequency_G1K.lerp_(_compute_frequencies(guess_GBK), 1 - _AVERAGE)
         # A class that was never guessed must not divide by 0.
-        targets_GBK = _sharpen_guess(mean_GBK * frequency_G1K / guessed_G1K.clamp_min(1e-6))
-        x_GMF = torch.cat([x_GBF, *guesses], dim=1)
+        targets_GBK = _sharpen_guess(
+            guess_GBK * frequency_G1K / guessed_frequency_G1K.clamp_min(1e-6)
+        )
+        x_GMF = torch.cat([x_GBF, *augmented], dim=1)
         y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
-        weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
-        x_GMF, y_GMK = _mix_pairs(x_GMF, y_GMK, draw)
+        guess_weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
+        x_GMF, y_GMK = _mix_pairs(x_GMF, y_GMK, generator)
         outputs = networks.list_layer_outputs(x_GMF)
-        error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, weight=weight)
+        error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, guess_weight=guess_weight)
         networks.set_gradients(x_GMF, outputs, error_GMK)
         adam.step()
         # The average forgets its beginning: its weight on the past rises from 0 to _AVERAGE.
@@ -545,32 +561,33 @@ def _compute_frequencies(labels: Iterable[Tensor]) -> Tensor:
     return torch.stack([y_BK.mean(0) for y_BK in labels])[:, None]
 
 
-def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
+def _draw_rows(row_counts: Sequence[int], generator: torch.Generator) -> list[Tensor]:
     """Draw a batch of row indices for each task, from the same random numbers.
 
-    So a task gets the same batch as if it were trained alone. `sizes`: number of rows of each task.
+    So a task gets the same batch as if it were trained alone. `row_counts`: number of rows of each
+    task.
     """
-    state = draw.get_state()
+    state = generator.get_state()
     batches = []
-    for size in sizes:
-        draw.set_state(state)
-        batches.append(torch.randint(size, (_BATCH,), generator=draw))
+    for row_count in row_counts:
+        generator.set_state(state)
+        batches.append(torch.randint(row_count, (_BATCH,), generator=generator))
     return batches
 
 
-def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+def _take_rows(tables: Sequence[Tensor], rows_by_table: Sequence[Tensor]) -> Tensor:
     """Return the rows of each of G tables at its B indices, stacked, (G, B, ...)."""
-    return torch.stack([table[positions] for table, positions in zip(tables, rows, strict=True)])
+    return torch.stack([table[rows] for table, rows in zip(tables, rows_by_table, strict=True)])
 
 
-def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
+def _augment_rows(x_GBF: Tensor, generator: torch.Generator) -> Tensor:
     """Augment rows: add noise, and set some features to their mean 0.
 
     All G copies get the same noise. `x_GBF`: B standardised rows for each copy.
     """
     shape = x_GBF.shape[1:]
-    noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=draw)
-    return noisy_GBF * (torch.rand(shape, generator=draw) >= _DROPPED)
+    noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=generator)
+    return noisy_GBF * (torch.rand(shape, generator=generator) >= _DROPPED)
 
 
 @torch.no_grad()
@@ -592,43 +609,48 @@ def _sharpen_guess(guess_GBK: Tensor) -> Tensor:
     return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
 
 
-def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Mix each of M rows with a random other one (MixUp; MixMatch, Eqs. 8 to 11).
 
     A mixed row is nearer to the first row of its pair. All G networks get the same pairs and
     shares.
 
-    `x_GMF`: the rows. `y_GMK`: their class probabilities. `draw`: random number generator.
+    `x_GMF`: the rows. `y_GMK`: their class probabilities. `generator`: random number generator.
     """
-    shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
+    concentration_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
     # Torch has no seeded Beta distribution. It is the first share of a two-way Dirichlet.
-    share_M: Tensor = torch._sample_dirichlet(shape_M2, generator=draw)[:, 0]
-    share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
-    other = torch.randperm(x_GMF.shape[1], generator=draw)
+    share_M: Tensor = torch._sample_dirichlet(concentration_M2, generator=generator)[:, 0]
+    own_share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
+    partner_rows = torch.randperm(x_GMF.shape[1], generator=generator)
     return (
-        share_M1 * x_GMF + (1 - share_M1) * x_GMF[:, other],
-        share_M1 * y_GMK + (1 - share_M1) * y_GMK[:, other],
+        own_share_M1 * x_GMF + (1 - own_share_M1) * x_GMF[:, partner_rows],
+        own_share_M1 * y_GMK + (1 - own_share_M1) * y_GMK[:, partner_rows],
     )
 
 
-def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
+def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, guess_weight: float) -> Tensor:
     """Return the gradient of MixMatch's loss by the logits (Eqs. 2 to 5).
 
     The loss is the cross-entropy of labelled rows plus the squared error of guessed ones. Of the M
     rows of each of G copies, the first `_BATCH` are labelled; the L others have guessed labels.
 
-    `logits_GMK`: the networks' outputs. `y_GMK`: the labels. `weight`: weight of the squared error.
+    `logits_GMK`: the networks' outputs. `y_GMK`: the labels. `guess_weight`: weight of the squared
+    error.
     """
-    known_GBK = logits_GMK[:, :_BATCH].log_softmax(-1)
-    known_error_GBK = y_GMK[:, :_BATCH] * (-1 / _BATCH)
+    labelled_log_GBK = logits_GMK[:, :_BATCH].log_softmax(-1)
+    labelled_error_GBK = y_GMK[:, :_BATCH] * (-1 / _BATCH)
     guessed_GLK = logits_GMK[:, _BATCH:].softmax(-1)
-    _, guesses, classes = guessed_GLK.shape
-    guessed_error_GLK = (guessed_GLK - y_GMK[:, _BATCH:]) * (2 / (guesses * classes)) * weight
+    _, guess_count, classes = guessed_GLK.shape
+    guessed_error_GLK = (
+        (guessed_GLK - y_GMK[:, _BATCH:]) * (2 / (guess_count * classes)) * guess_weight
+    )
     # The backward functions of log_softmax and softmax, as autograd calls them.
     aten = torch.ops.aten
     return torch.cat(
         [
-            aten._log_softmax_backward_data(known_error_GBK, known_GBK, -1, logits_GMK.dtype),
+            aten._log_softmax_backward_data(
+                labelled_error_GBK, labelled_log_GBK, -1, logits_GMK.dtype
+            ),
             aten._softmax_backward_data(guessed_error_GLK, guessed_GLK, -1, logits_GMK.dtype),
         ],
         dim=1,
@@ -649,10 +671,10 @@ def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Ten
     gradient_P = torch.zeros_like(flat_P)
     flat_P.grad = gradient_P
     sizes = [parameter.numel() for parameter in parameters]
-    views = zip(parameters, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True)
-    for parameter, values, gradient in views:
-        parameter.data = values.view_as(parameter)
-        parameter.grad = gradient.view_as(parameter)
+    slices = zip(parameters, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True)
+    for parameter, flat_values, flat_gradient in slices:
+        parameter.data = flat_values.view_as(parameter)
+        parameter.grad = flat_gradient.view_as(parameter)
     return flat_P, gradient_P
 
 

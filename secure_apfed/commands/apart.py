@@ -95,7 +95,7 @@ def party(
     from apfed_attacks.table import expand_choices
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import StatusTracker
-    from secure_apfed.learning.own_code import refuse_code
+    from secure_apfed.learning.own_code import refuse_user_functions
     from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.organisations.party import PartyFile, run_party
     from secure_apfed.runs.folder import RunFolder
@@ -107,7 +107,7 @@ def party(
     status = StatusTracker()
     records = list[OwnRecord]()  # gets one entry: what this party sent
     shared_config = load_config(file.config)
-    refuse_code(shared_config, source=f"{file.config}, which all parties share,")
+    refuse_user_functions(shared_config, source=f"{file.config}, which all parties share,")
     # Attacks may be code all the same: each party sets its own, and a proposal has none.
     shared_config.note_attacks()
     expand_choices(shared_config.attacks)  # refuses a misspelt attack before hours of training

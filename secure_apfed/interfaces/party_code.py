@@ -8,7 +8,7 @@ from typing import Any
 from secure_apfed.errors import ConfigError
 from secure_apfed.interfaces.parties import Active, Contrastive, Passive, Reconstruction
 from secure_apfed.learning.descent import MakeOptimizer, OwnOptimization
-from secure_apfed.learning.own_code import OwnCode
+from secure_apfed.learning.own_code import UserFunctions
 
 OPTIMIZER_ARGUMENTS: Mapping[str, str] = {
     "learning_rate": "lr",
@@ -61,7 +61,7 @@ def set_rates(
 
 def make_code(
     party: Active | Passive, shared: OwnOptimization, rates: Mapping[str, float]
-) -> OwnCode:
+) -> UserFunctions:
     """Return a party's own modules, loss, optimizer and scheduler.
 
     Args:
@@ -89,6 +89,6 @@ def make_code(
     else:
         fields["objective"] = party.loss
     try:
-        return OwnCode(**fields)
+        return UserFunctions(**fields)
     except ConfigError as error:
         raise ConfigError(f"{party.name}: {error}") from error

@@ -56,7 +56,7 @@ from secure_apfed.learning.descent import (
     OwnOptimization,
     StepsOrEpoch,
 )
-from secure_apfed.learning.own_code import OwnCode, refuse_shared_parameters
+from secure_apfed.learning.own_code import UserFunctions, refuse_shared_parameters
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.active_model import ActiveModel
@@ -327,7 +327,10 @@ def _make_baselines(
 
 
 def _compare_locally(
-    result: TrainingResult, config: Config, data: VerticalData, untrained: Mapping[str, OwnCode]
+    result: TrainingResult,
+    config: Config,
+    data: VerticalData,
+    untrained: Mapping[str, UserFunctions],
 ) -> TrainingResult:
     """Return the result with measures of what the active achieves without passives.
 

@@ -70,10 +70,10 @@ class Labeller(ABC):
         """
         return NoPrivacy()
 
-    def for_question(self, question: bytes) -> "Labeller":
+    def for_request(self, request: bytes) -> "Labeller":
         """Return this labeller with noise of its own for one request for votes.
 
-        A labeller without noise, which is the default, returns itself. `question`: the request's
+        A labeller without noise, which is the default, returns itself. `request`: the request's
         bytes, which list its people and labels; the noise is derived from them.
         """
         return self
@@ -188,8 +188,8 @@ def harden_votes(votes_UK: Floats) -> Floats:
     since it is no vote.
     """
     hard_UK = np.zeros_like(votes_UK)
-    rows_V = np.flatnonzero(votes_UK.any(axis=1))
-    hard_UK[rows_V, votes_UK[rows_V].argmax(axis=1)] = 1.0
+    voting_rows_V = np.flatnonzero(votes_UK.any(axis=1))
+    hard_UK[voting_rows_V, votes_UK[voting_rows_V].argmax(axis=1)] = 1.0
     return hard_UK
 
 
@@ -208,10 +208,10 @@ def check_features(features_UF: Features) -> Floats:
     return features
 
 
-def check_positions(labelled_n: Integers, rows: int) -> Integers:
+def check_positions(labelled_n: Integers, row_count: int) -> Integers:
     """Return the indices of labelled rows unchanged, int64 (n,), after checking them.
 
-    Raises DataError: they have another type or shape, repeat, or are not in 0 to `rows` - 1.
+    Raises DataError: they have another type or shape, repeat, or are not in 0 to `row_count` - 1.
     """
     positions: Integers = np.asarray(labelled_n)
     if positions.dtype != np.int64 or positions.ndim != 1 or not len(positions):
@@ -220,27 +220,27 @@ def check_positions(labelled_n: Integers, rows: int) -> Integers:
             f"{positions.dtype} of shape {positions.shape}"
         )
     distinct_count = len(np.unique(positions))
-    is_in_range = 0 <= positions.min() <= positions.max() < rows
+    is_in_range = 0 <= positions.min() <= positions.max() < row_count
     if distinct_count < len(positions) or not is_in_range:
         raise DataError(
-            f"positions of labelled rows are different and lie in 0..{rows - 1}, got "
+            f"positions of labelled rows are different and lie in 0..{row_count - 1}, got "
             f"{len(positions)} of which {distinct_count} differ, "
             f"{positions.min()}..{positions.max()}"
         )
     return positions
 
 
-def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
+def check_labels(labels_n: Integers, label_count: int, classes: int) -> Integers:
     """Return labels unchanged, int64 (n,), after checking them.
 
-    `count`: how many labels are expected. `classes`: number of classes. Raises DataError: the
+    `label_count`: how many labels are expected. `classes`: number of classes. Raises DataError: the
     labels have another type or number, or are not below `classes`.
     """
     labels: Integers = np.asarray(labels_n)
-    if labels.dtype != np.int64 or labels.shape != (count,):
+    if labels.dtype != np.int64 or labels.shape != (label_count,):
         raise DataError(
-            f"labels of {count} rows are int64 of shape ({count},), got {labels.dtype} of shape "
-            f"{labels.shape}"
+            f"labels of {label_count} rows are int64 of shape ({label_count},), got {labels.dtype} "
+            f"of shape {labels.shape}"
         )
     if classes < 2 or not 0 <= labels.min() <= labels.max() < classes:
         raise DataError(
@@ -416,33 +416,33 @@ class Spreading(LinearLabeller):
         )
 
 
-def find_nearest_rows(features_UF: Floats, neighbours: int) -> Integers:
+def find_nearest_rows(features_UF: Floats, neighbour_count: int) -> Integers:
     """Return the indices of the N nearest other rows of each of U rows, nearest first, (U, N).
 
-    N is `neighbours`, or the number of all other rows if they are fewer. With more than
+    N is `neighbour_count`, or the number of all other rows if they are fewer. With more than
     `_MAX_EXACT_ROWS` rows, neighbours are approximate, by graph search (Malkov and Yashunin 2018,
     HNSW), whose time grows little faster than the number of rows.
     """
     from sklearn.neighbors import NearestNeighbors
 
-    rows = len(features_UF)
+    row_count = len(features_UF)
     # A single row has no other row: N = 0.
-    if rows == 1:
+    if row_count == 1:
         return np.zeros((1, 0), dtype=np.int64)
     # Centring changes no distance, and lessens rounding errors.
     centred_UF = features_UF - features_UF.mean(axis=0)
-    if rows > _MAX_EXACT_ROWS:
-        return _find_nearest_approximately(centred_UF, neighbours)
+    if row_count > _MAX_EXACT_ROWS:
+        return _find_nearest_approximately(centred_UF, neighbour_count)
     index = NearestNeighbors(
-        n_neighbors=min(neighbours, rows - 1),
+        n_neighbors=min(neighbour_count, row_count - 1),
         algorithm="kd_tree" if features_UF.shape[1] <= _MAX_TREE_COLUMNS else "brute",
     ).fit(centred_UF)
     nearest_UN: Integers = index.kneighbors(return_distance=False)
     return nearest_UN
 
 
-def _find_nearest_approximately(features_UF: Floats, neighbours: int) -> Integers:
-    """Return the indices of the approximate nearest other rows of each row, (U, `neighbours`).
+def _find_nearest_approximately(features_UF: Floats, neighbour_count: int) -> Integers:
+    """Return the indices of the approximate nearest other rows of each row, (U, `neighbour_count`).
 
     The search graph is built on one thread, so that results repeat, at a scale that float32 can
     square. Equal rows would be linked only to each other and isolate others, so each row is moved a
@@ -453,20 +453,20 @@ def _find_nearest_approximately(features_UF: Floats, neighbours: int) -> Integer
     import faiss
 
     jitter_UF = _JITTER * np.random.default_rng(0).standard_normal(features_UF.shape)
-    largest = np.abs(features_UF).max() or 1.0
-    rows_UF = (features_UF / largest + jitter_UF).astype("f4")
+    largest_number = np.abs(features_UF).max() or 1.0
+    moved_UF = (features_UF / largest_number + jitter_UF).astype("f4")
     with one_thread():
-        index = faiss.IndexHNSWFlat(rows_UF.shape[1], _LINKS)
-        index.add(rows_UF)
-    index.hnsw.efSearch = max(_SEARCH_BREADTH, 2 * neighbours)
+        search_graph = faiss.IndexHNSWFlat(moved_UF.shape[1], _LINKS)
+        search_graph.add(moved_UF)
+    search_graph.hnsw.efSearch = max(_SEARCH_BREADTH, 2 * neighbour_count)
     with threadpool_limits(usable_cores(), "openmp"):
-        _, found_UN = index.search(rows_UF, neighbours + 1)
+        _, found_UN = search_graph.search(moved_UF, neighbour_count + 1)
     # A row finds itself, too. If it finds too few rows, the rest are -1, which the row's own index
     # replaces. Own indices are sorted to the end.
-    own_U1 = np.arange(len(rows_UF))[:, None]
+    own_U1 = np.arange(len(moved_UF))[:, None]
     found_UN = np.where(found_UN < 0, own_U1, found_UN)
     order_UN = np.argsort(found_UN == own_U1, axis=1, kind="stable")
-    nearest_UN: Integers = np.take_along_axis(found_UN, order_UN, axis=1)[:, :neighbours]
+    nearest_UN: Integers = np.take_along_axis(found_UN, order_UN, axis=1)[:, :neighbour_count]
     return nearest_UN
 
 
@@ -477,31 +477,33 @@ def build_graph(nearest_UN: Integers) -> "scipy.sparse.csr_array":
 
     `nearest_UN`: the indices of the N nearest rows of each of U rows.
     """
-    rows, neighbours = nearest_UN.shape
-    if not neighbours:
-        return scipy.sparse.csr_array((rows, rows))
-    row_starts = np.arange(0, rows * neighbours + 1, neighbours)
-    columns = nearest_UN.ravel()
+    row_count, neighbour_count = nearest_UN.shape
+    if not neighbour_count:
+        return scipy.sparse.csr_array((row_count, row_count))
+    row_starts = np.arange(0, row_count * neighbour_count + 1, neighbour_count)
+    column_indices = nearest_UN.ravel()
     # Both directions of all edges can be counted in int32, which saves memory.
-    if rows * neighbours < 2**30:
+    if row_count * neighbour_count < 2**30:
         row_starts = row_starts.astype(np.int32)
-        columns = columns.astype(np.int32)
-    ones = np.ones(rows * neighbours)
-    adjacency_UU = scipy.sparse.csr_array((ones, columns, row_starts), (rows, rows))
+        column_indices = column_indices.astype(np.int32)
+    edge_weights = np.ones(row_count * neighbour_count)
+    adjacency_UU = scipy.sparse.csr_array(
+        (edge_weights, column_indices, row_starts), (row_count, row_count)
+    )
     weight_UU = adjacency_UU.maximum(adjacency_UU.T)
     degree_U = np.asarray(weight_UU.sum(axis=1)).ravel()  # at least 1, so it can be divided by
     inverse_root_UU = scipy.sparse.diags_array(1 / np.sqrt(degree_U))
     return scipy.sparse.csr_array(inverse_root_UU @ weight_UU @ inverse_root_UU)
 
 
-def scatter_columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
+def scatter_columns(row_count: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
     """Return a matrix (rows, C) that has these C columns in its labelled rows, and 0 elsewhere.
 
     `labelled_n`: indices of the n labelled rows. `columns_nC`: their numbers.
     """
-    placed_UC = np.zeros((rows, columns_nC.shape[1]), columns_nC.dtype)
-    placed_UC[labelled_n] = columns_nC
-    return placed_UC
+    scattered_UC = np.zeros((row_count, columns_nC.shape[1]), columns_nC.dtype)
+    scattered_UC[labelled_n] = columns_nC
+    return scattered_UC
 
 
 def spread_without_own(
@@ -529,9 +531,9 @@ def spread_without_own(
         truth_nK: their one-hot labels, K classes.
         alphas: values of `Spreading.alpha` to compare.
     """
-    rows = graph_UU.shape[0]
+    row_count = graph_UU.shape[0]
     scores_AnK = np.zeros((len(alphas), *truth_nK.shape))
-    is_large = rows > _MAX_EXACT_ROWS
+    is_large = row_count > _MAX_EXACT_ROWS
     if is_large:
         order_U = scipy.sparse.csgraph.reverse_cuthill_mckee(graph_UU, symmetric_mode=True)
         graph_UU = graph_UU[order_U][:, order_U].astype(np.float32)
@@ -543,8 +545,8 @@ def spread_without_own(
         for scores_nK, reach_nC in zip(scores_AnK, reach_AnC, strict=True):
             scores_nK[part] = divide_by_norm(reach_nC.T @ truth_nK)
 
-    voted_on = np.arange(min(len(labelled_n), MAX_VALIDATION_ROWS))
-    parts = _split_columns(voted_on)
+    voted_rows = np.arange(min(len(labelled_n), MAX_VALIDATION_ROWS))
+    parts = _split_columns(voted_rows)
     threads = min(_MAX_THREADS, usable_cores()) if is_large else 1
     with ThreadPoolExecutor(threads) as pool:
         # `list` waits for all parts, and passes their errors on.
@@ -587,12 +589,12 @@ def _find_reach_of_part(
     labelled rows. `part`: indices of the C rows among the labelled ones. `alphas`: A values of
     alpha.
     """
-    count = len(labelled_n)
+    labelled_count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
     # One column for each row of the part, with weight 1 at this row.
     unit_CC = np.eye(len(part), dtype=graph_UU.dtype)
     term_UC = scatter_columns(graph_UU.shape[0], labelled_n[part], unit_CC)
-    reach_AnC = np.zeros((len(alphas), count, len(part)))
+    reach_AnC = np.zeros((len(alphas), labelled_count, len(part)))
     for hop in range(1, _MAX_HOPS + 1):
         term_UC = graph_UU @ term_UC
         term_nC = term_UC[labelled_n]
@@ -600,7 +602,7 @@ def _find_reach_of_part(
         term_nC[part, np.arange(len(part))] = 0.0
         reach_AnC += alpha_A11**hop * term_nC
         # A bound on what longer paths can still add; see `spread_without_own`.
-        remaining_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
+        remaining_A11 = labelled_count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
         reached_A1C = reach_AnC.sum(axis=1, keepdims=True)
         if (remaining_A11 <= _CONVERGED * reached_A1C).all():
             break
@@ -627,23 +629,23 @@ class Ridge(LinearLabeller):
         """Return the matrix A from n labels to votes on U rows, (U, n), with rows of L1 norm 1."""
         features_UF = check_features(features_UF)
         labelled_n = check_positions(labelled_n, len(features_UF))
-        mean_F, size = measure_scale(features_UF[labelled_n])
-        phi_UP = self._expand_features((features_UF - mean_F) / size)
-        labelled_nP = phi_UP[labelled_n]
-        gram_nn = labelled_nP @ labelled_nP.T + _LAMBDA * np.eye(len(labelled_n))
-        solved_nP = scipy.linalg.solve(gram_nn, labelled_nP, assume_a="pos")
-        return divide_by_norm(phi_UP @ solved_nP.T)
+        mean_F, rms_distance = measure_scale(features_UF[labelled_n])
+        expanded_UP = self._expand_features((features_UF - mean_F) / rms_distance)
+        expanded_nP = expanded_UP[labelled_n]
+        gram_nn = expanded_nP @ expanded_nP.T + _LAMBDA * np.eye(len(labelled_n))
+        solved_nP = scipy.linalg.solve(gram_nn, expanded_nP, assume_a="pos")
+        return divide_by_norm(expanded_UP @ solved_nP.T)
 
-    def _expand_features(self, x_UF: Floats) -> Floats:
+    def _expand_features(self, scaled_UF: Floats) -> Floats:
         """Return the expanded features of U rows: a constant 1, the row, and random cosines of it.
 
-        `x_UF`: rows scaled to a norm of about 1, which is the norm of their cosines, too.
+        `scaled_UF`: rows scaled to a norm of about 1, which is the norm of their cosines, too.
         """
-        rng = np.random.default_rng(derive_seed(0, "labellers", self.name))
-        w_FR = rng.standard_normal((x_UF.shape[1], _COSINES))
-        b_R = rng.uniform(0, 2 * np.pi, _COSINES)
-        cosines_UR = np.sqrt(2 / _COSINES) * np.cos(x_UF @ w_FR + b_R)
-        return np.hstack([np.ones((len(x_UF), 1)), x_UF, cosines_UR])
+        generator = np.random.default_rng(derive_seed(0, "labellers", self.name))
+        frequencies_FR = generator.standard_normal((scaled_UF.shape[1], _COSINES))
+        phases_R = generator.uniform(0, 2 * np.pi, _COSINES)
+        cosines_UR = np.sqrt(2 / _COSINES) * np.cos(scaled_UF @ frequencies_FR + phases_R)
+        return np.hstack([np.ones((len(scaled_UF), 1)), scaled_UF, cosines_UR])
 
     def describe_labelling(self) -> str:
         """Return in words how ridge regression votes, and whose votes a row changes."""
@@ -672,15 +674,15 @@ class Logistic(Labeller):
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
-        mean_F, size = measure_scale(features_UF[labelled_n])
+        mean_F, rms_distance = measure_scale(features_UF[labelled_n])
         # The usual penalty suits rows with the norm of standardised columns.
-        mean_norm = np.sqrt(features_UF.shape[1])
-        x_UF = append_constant((features_UF - mean_F) / size * mean_norm, 1.0)
-        strength = _STRENGTH / len(labelled_n)
-        theta_FK = minimise_loss(
-            x_UF[labelled_n], labels_n, classes, strength=strength, tolerance=_TOLERANCE
+        usual_norm = np.sqrt(features_UF.shape[1])
+        inputs_UF = append_constant((features_UF - mean_F) / rms_distance * usual_norm, 1.0)
+        penalty = _STRENGTH / len(labelled_n)
+        weights_FK = minimise_loss(
+            inputs_UF[labelled_n], labels_n, classes, penalty=penalty, tolerance=_TOLERANCE
         )
-        return compute_probabilities(x_UF, theta_FK)
+        return compute_probabilities(inputs_UF, weights_FK)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
@@ -693,14 +695,14 @@ class Logistic(Labeller):
         votes_UK[labelled_n] = 0.0
         # A single labelled row leaves nothing to fit to, so there is no fold.
         fold_count = min(_FOLDS, len(labelled_n)) if len(labelled_n) > 1 else 0
-        for first in range(fold_count):
+        for fold in range(fold_count):
             is_held_out_n = np.zeros(len(labelled_n), dtype=bool)
-            is_held_out_n[first::_FOLDS] = True
-            held_out = labelled_n[is_held_out_n]
+            is_held_out_n[fold::_FOLDS] = True
+            held_out_rows = labelled_n[is_held_out_n]
             fold_votes_UK = self.label_rows(
                 features_UF, labelled_n[~is_held_out_n], labels_n[~is_held_out_n], classes
             )
-            votes_UK[held_out] = fold_votes_UK[held_out]
+            votes_UK[held_out_rows] = fold_votes_UK[held_out_rows]
         # Only the first labelled rows validate votes, as with all labellers.
         votes_UK[labelled_n[MAX_VALIDATION_ROWS:]] = 0.0
         return votes_UK
@@ -787,14 +789,14 @@ class PrivateLogistic(Labeller):
         self._mu = gdp_mu(epsilon, delta)
         self._noise = NoiseSource(key, secret=not seeded)
 
-    def for_question(self, question: bytes) -> "PrivateLogistic":
+    def for_request(self, request: bytes) -> "PrivateLogistic":
         """Return a copy whose noise is independent of that for other requests for votes.
 
-        `question`: the request's bytes.
+        `request`: the request's bytes.
         """
-        other = copy.copy(self)
-        other._noise = self._noise.for_content(question)
-        return other
+        copied = copy.copy(self)
+        copied._noise = self._noise.for_content(request)
+        return copied
 
     @property
     def model(self) -> GaussianRelease:
@@ -813,23 +815,24 @@ class PrivateLogistic(Labeller):
             return general_bound
         return min(general_bound, bound_at_zero / (1 - 1 / (2 * self.strength)))
 
-    def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
+    def compute_sensitivity(self, *, labelled_count: int, classes: int) -> float:
         """Return how far replacing one labelled row can move the fitted weights, in L2 norm.
 
-        This is step 3 of the class's proof. `labelled`: number of rows that they are fitted to.
+        This is step 3 of the class's proof. `labelled_count`: number of rows that they are fitted
+        to.
         """
         minimiser_distance = (
-            2 * self.bound_residual(classes) * _ROUNDING / (labelled * self.strength)
+            2 * self.bound_residual(classes) * _ROUNDING / (labelled_count * self.strength)
         )
         fitting_error = 2 * _GRADIENT_BOUND / self.strength
         return minimiser_distance + fitting_error
 
-    def compute_sigma(self, *, labelled: int, classes: int) -> float:
+    def compute_sigma(self, *, labelled_count: int, classes: int) -> float:
         """Return the standard deviation of the noise on each weight.
 
-        `labelled`: number of rows that the weights are fitted to.
+        `labelled_count`: number of rows that the weights are fitted to.
         """
-        return self.compute_sensitivity(labelled=labelled, classes=classes) / self._mu
+        return self.compute_sensitivity(labelled_count=labelled_count, classes=classes) / self._mu
 
     def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
@@ -841,13 +844,13 @@ class PrivateLogistic(Labeller):
         features_UF, labelled_n, labels_n = _check_inputs(
             features_UF, labelled_n, labels_n, classes
         )
-        x_UF = self.normalise_rows(features_UF)
-        fitted_FK = self.fit_weights(x_UF[labelled_n], labels_n, classes)
-        sigma = self.compute_sigma(labelled=len(labelled_n), classes=classes)
+        normalised_UF = self.normalise_rows(features_UF)
+        fitted_FK = self.fit_weights(normalised_UF[labelled_n], labels_n, classes)
+        sigma = self.compute_sigma(labelled_count=len(labelled_n), classes=classes)
         weights_FK = self._noise.add_noise(
             fitted_FK, sigma, step=0, rows=torch.from_numpy(labelled_n)
         )
-        return compute_probabilities(x_UF, weights_FK / sigma)
+        return compute_probabilities(normalised_UF, weights_FK / sigma)
 
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
@@ -872,7 +875,7 @@ class PrivateLogistic(Labeller):
         `x_nF`: normalised labelled rows.
         """
         return minimise_loss(
-            x_nF, labels_n, classes, strength=self.strength, tolerance=_PRIVATE_TOLERANCE
+            x_nF, labels_n, classes, penalty=self.strength, tolerance=_PRIVATE_TOLERANCE
         )
 
     def describe_labelling(self) -> str:
@@ -897,21 +900,21 @@ def _check_inputs(
     return features_UF, labelled_n, check_labels(labels_n, len(labelled_n), classes)
 
 
-def append_constant(x_UF: Floats, constant: float) -> Floats:
+def append_constant(rows_UF: Floats, constant: float) -> Floats:
     """Return rows with a constant feature appended, (U, F + 1)."""
-    return np.hstack([x_UF, np.full((len(x_UF), 1), constant)])
+    return np.hstack([rows_UF, np.full((len(rows_UF), 1), constant)])
 
 
-def compute_probabilities(x_UF: Floats, theta_FK: Floats) -> Floats:
+def compute_probabilities(inputs_UF: Floats, weights_FK: Floats) -> Floats:
     """Return the class probabilities of a softmax regression, (U, K).
 
-    `x_UF`: F features of U rows. `theta_FK`: weights for K classes.
+    `inputs_UF`: F features of U rows. `weights_FK`: weights for K classes.
     """
-    return np.asarray(scipy.special.softmax(x_UF @ theta_FK, axis=1), dtype=np.float64)
+    return np.asarray(scipy.special.softmax(inputs_UF @ weights_FK, axis=1), dtype=np.float64)
 
 
 def minimise_loss(
-    x_nF: Floats, labels_n: Integers, classes: int, *, strength: float, tolerance: float
+    inputs_nF: Floats, labels_n: Integers, classes: int, *, penalty: float, tolerance: float
 ) -> Floats:
     """Return the weights T of a regularised softmax regression, (F, K).
 
@@ -928,23 +931,25 @@ def minimise_loss(
     far above 1e-15 times the longest row.
 
     Args:
-        x_nF: F features of the n labelled rows.
+        inputs_nF: F features of the n labelled rows.
         labels_n: class of each row, in 0..K-1.
         classes: K, number of classes.
-        strength: Lambda, weight of the L2 penalty.
+        penalty: Lambda, weight of the L2 penalty.
         tolerance: the largest norm of the gradient at the result.
     """
     target_nK = np.eye(classes)[labels_n]
-    shape = (x_nF.shape[1], classes)
+    shape = (inputs_nF.shape[1], classes)
 
-    def compute_value_and_gradient(flat: Floats) -> tuple[float, Floats]:
+    def compute_value_and_gradient(flat_weights: Floats) -> tuple[float, Floats]:
         """Return J (mean cross-entropy plus L2 penalty) and its gradient at flattened weights."""
-        theta_FK = flat.reshape(shape)
-        logits_nK = x_nF @ theta_FK
-        loss = -float((target_nK * scipy.special.log_softmax(logits_nK, axis=1)).sum()) / len(x_nF)
+        weights_FK = flat_weights.reshape(shape)
+        logits_nK = inputs_nF @ weights_FK
+        loss = -float((target_nK * scipy.special.log_softmax(logits_nK, axis=1)).sum()) / len(
+            inputs_nF
+        )
         residual_nK = scipy.special.softmax(logits_nK, axis=1) - target_nK
-        gradient_FK = x_nF.T @ residual_nK / len(x_nF) + strength * theta_FK
-        return loss + strength / 2 * float((flat**2).sum()), gradient_FK.ravel()
+        gradient_FK = inputs_nF.T @ residual_nK / len(inputs_nF) + penalty * weights_FK
+        return loss + penalty / 2 * float((flat_weights**2).sum()), gradient_FK.ravel()
 
     result = scipy.optimize.minimize(
         compute_value_and_gradient,
@@ -959,23 +964,23 @@ def minimise_loss(
             "maxcor": 20,
         },
     )
-    theta = np.asarray(result.x, dtype=np.float64)
-    lipschitz = float((x_nF**2).sum(axis=1).max()) / 2 + strength  # L
+    solution = np.asarray(result.x, dtype=np.float64)
+    lipschitz = float((inputs_nF**2).sum(axis=1).max()) / 2 + penalty  # L
     step_size = 1 / lipschitz
-    _, gradient = compute_value_and_gradient(theta)
+    _, gradient = compute_value_and_gradient(solution)
     while float(np.linalg.norm(gradient)) > tolerance:
-        theta = theta - step_size * gradient
-        _, gradient = compute_value_and_gradient(theta)
-    return theta.reshape(shape)
+        solution = solution - step_size * gradient
+        _, gradient = compute_value_and_gradient(solution)
+    return solution.reshape(shape)
 
 
-def measure_scale(x_nF: Floats) -> tuple[Floats, float]:
+def measure_scale(rows_nF: Floats) -> tuple[Floats, float]:
     """Return the rows' mean, (F,), and their root-mean-square distance from it.
 
     The distance scales all columns alike, since tables come standardised, and pixels share one
     unit. If it is 0 up to rounding errors, 1 is returned instead, by which rows can be divided.
     """
-    mean_F = np.asarray(x_nF.mean(axis=0))
-    rms_distance = float(np.sqrt(((x_nF - mean_F) ** 2).sum(axis=1).mean()))
-    rounding_error = 1e-12 * float(np.abs(x_nF).max(initial=0.0))
+    mean_F = np.asarray(rows_nF.mean(axis=0))
+    rms_distance = float(np.sqrt(((rows_nF - mean_F) ** 2).sum(axis=1).mean()))
+    rounding_error = 1e-12 * float(np.abs(rows_nF).max(initial=0.0))
     return mean_F, rms_distance if rms_distance > rounding_error else 1.0

@@ -35,7 +35,7 @@ def check_votes(
     classes: int,
     *,
     owner: str = "",
-    is_judge: bool = True,
+    is_without_own_label: bool = True,
 ) -> None:
     """Refuse a labeller whose votes contradict the properties that its class declares.
 
@@ -49,8 +49,8 @@ def check_votes(
         labelled_n, labels_n: indices and labels of the n labelled rows.
         classes: number of classes.
         owner: the labeller's party, for the error.
-        is_judge: whether it votes by `label_without_own`, where a labelled row's vote does not use
-            its own label; False: by `label_rows`.
+        is_without_own_label: whether it votes by `label_without_own`, where a labelled row's vote
+            does not use its own label; False: by `label_rows`.
 
     Raises:
         PromiseError: its text names the class, the property and the changed votes.
@@ -59,21 +59,21 @@ def check_votes(
         check_features(features_UF), labelled_n, labels_n
     )
 
-    compute = labeller.label_without_own if is_judge else labeller.label_rows
+    compute_labels = labeller.label_without_own if is_without_own_label else labeller.label_rows
 
     def compute_votes(rows_UF: Floats) -> Floats:
         """Return the votes on these features; a copy protects them from changes in place."""
-        return compute(rows_UF.copy(), labelled_n, labels_n, classes)
+        return compute_labels(rows_UF.copy(), labelled_n, labels_n, classes)
 
     prefix = f"{owner}: " if owner else ""
-    name = type(labeller).__name__
+    class_name = type(labeller).__name__
     # The labeller is called twice on the same rows: votes must be a function of their inputs.
     votes_UK = compute_votes(features_UF)
     if not np.array_equal(votes_UK, compute_votes(features_UF)):
         raise PromiseError(
-            f"{prefix}the labeller {name} gave two answers to one question; what its votes cost is "
-            "counted for votes that follow from features and labels, so draw nothing, or noise of "
-            "a key as private_logistic does"
+            f"{prefix}the labeller {class_name} gave two answers to one question; what its votes "
+            "cost is counted for votes that follow from features and labels, so draw nothing, or "
+            "noise of a key as private_logistic does"
         )
     require_short(labeller, votes_UK, owner=owner)
     if not labeller.inductive:
@@ -84,8 +84,8 @@ def check_votes(
         largest_change = float(change_U.max())
         if not largest_change <= _TOLERANCE:  # also where it is NaN
             raise PromiseError(
-                f"{prefix}the labeller {name} says inductive = True, but the features of people "
-                f"without a label moved the vote on another row by {largest_change:.3g} (of "
+                f"{prefix}the labeller {class_name} says inductive = True, but the features of "
+                f"people without a label moved the vote on another row by {largest_change:.3g} (of "
                 f"{len(change_U)} rows looked at). Leave inductive out of the class (a whole "
                 "record has no guarantee then), or fit it to labelled rows alone, their scale "
                 "included"
@@ -100,17 +100,17 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
     Raises PromiseError: its text names the class and the worst number.
     """
     prefix = f"{owner}: " if owner else ""
-    name = type(labeller).__name__
-    longest = float(np.abs(votes_UK).sum(axis=1).max(initial=0.0))
-    if not longest <= 1 + _TOLERANCE:
+    class_name = type(labeller).__name__
+    largest_norm = float(np.abs(votes_UK).sum(axis=1).max(initial=0.0))
+    if not largest_norm <= 1 + _TOLERANCE:
         raise PromiseError(
-            f"{prefix}a row of votes of the labeller {name} has L1 norm {longest:.6g}; noise is "
-            "counted for 1 at most, so divide each row by its own norm"
+            f"{prefix}a row of votes of the labeller {class_name} has L1 norm {largest_norm:.6g}; "
+            "noise is counted for 1 at most, so divide each row by its own norm"
         )
     lowest_vote = float(votes_UK.min(initial=0.0))
     if not labeller.signed and not lowest_vote >= -_TOLERANCE:
         raise PromiseError(
-            f"{prefix}the labeller {name} says signed = False, but a number of its votes is "
+            f"{prefix}the labeller {class_name} says signed = False, but a number of its votes is "
             f"{lowest_vote:.3g}; two rows lie further apart then, so leave signed out of the class"
         )
 
@@ -124,11 +124,11 @@ def _sample_rows(
     the labelled rows among them, and their labels.
     """
     unlabelled = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
-    rng = np.random.default_rng(_SEED)
-    chosen_n = rng.permutation(len(labelled_n))[:_MAX_LABELLED]
-    chosen_unlabelled = rng.permutation(unlabelled)[:_MAX_UNLABELLED]
-    chosen_U = np.concatenate([labelled_n[chosen_n], chosen_unlabelled])
-    return features_UF[chosen_U], np.arange(len(chosen_n)), np.asarray(labels_n)[chosen_n]
+    generator = np.random.default_rng(_SEED)
+    sampled_n = generator.permutation(len(labelled_n))[:_MAX_LABELLED]
+    sampled_unlabelled = generator.permutation(unlabelled)[:_MAX_UNLABELLED]
+    sampled_U = np.concatenate([labelled_n[sampled_n], sampled_unlabelled])
+    return features_UF[sampled_U], np.arange(len(sampled_n)), np.asarray(labels_n)[sampled_n]
 
 
 def _build_replacements(
@@ -147,16 +147,19 @@ def _build_replacements(
         return []
     with_copies_UF = features_UF.copy()
     with_outliers_UF = features_UF.copy()
-    copied = unlabelled[::2]
+    copied_rows = unlabelled[::2]
     # With a single unlabelled row both replacements are of that row.
-    moved = unlabelled[1::2] if len(unlabelled) > 1 else unlabelled
-    with_copies_UF[copied] = features_UF[np.arange(len(copied)) % labelled_count]
+    extreme_rows = unlabelled[1::2] if len(unlabelled) > 1 else unlabelled
+    with_copies_UF[copied_rows] = features_UF[np.arange(len(copied_rows)) % labelled_count]
     # It is at least 1 everywhere, so that the scaled numbers lie far beyond all features.
-    distance = np.abs(features_UF).max() + 1 - features_UF[moved]
-    with_outliers_UF[moved] = _OUTLIER_FACTOR * distance
+    extreme_distance = np.abs(features_UF).max() + 1 - features_UF[extreme_rows]
+    with_outliers_UF[extreme_rows] = _OUTLIER_FACTOR * extreme_distance
     replacements = []
-    for replaced, replaced_UF in ((copied, with_copies_UF), (moved, with_outliers_UF)):
+    for replaced_rows, replaced_UF in (
+        (copied_rows, with_copies_UF),
+        (extreme_rows, with_outliers_UF),
+    ):
         is_replaced_U = np.zeros(row_count, dtype=np.bool_)
-        is_replaced_U[replaced] = True
+        is_replaced_U[replaced_rows] = True
         replacements.append((is_replaced_U, replaced_UF))
     return replacements

@@ -51,7 +51,7 @@ class Voter:
         labels_n: Integers,
         classes: int,
         *,
-        question: bytes,
+        request: bytes,
     ) -> Floats:
         """Return the votes on all rows, (U, K), each without the row's own label.
 
@@ -59,15 +59,15 @@ class Voter:
             features_UF: F features of U rows.
             labelled_n, labels_n: indices and labels of the n labelled rows.
             classes: K, number of classes.
-            question: the bytes of the request for votes, from which noise on the labeller's weights
+            request: the bytes of the request for votes, from which noise on the labeller's weights
                 is derived.
 
         Raises PromiseError: the labeller breaks a declared property.
         """
-        inputs = features_UF, labelled_n, labels_n, classes
+        arguments = features_UF, labelled_n, labels_n, classes
         if self._is_tested:
-            check_votes(self.labeller, *inputs, owner=self._owner)
-        votes_UK = self.labeller.for_question(question).label_without_own(*inputs)
+            check_votes(self.labeller, *arguments, owner=self._owner)
+        votes_UK = self.labeller.for_request(request).label_without_own(*arguments)
         if self._is_tested:
             # `check_votes` has tested a sample of the rows only.
             require_short(self.labeller, votes_UK, owner=self._owner)
@@ -81,10 +81,10 @@ class Voter:
         `features_UF`: F features of U rows. `labelled_n`, `labels_n`: indices and labels of the n
         labelled rows. `classes`: K. Raises PromiseError: the labeller breaks a declared property.
         """
-        inputs = features_UF, labelled_n, labels_n, classes
+        arguments = features_UF, labelled_n, labels_n, classes
         if self._is_tested:
-            check_votes(self.labeller, *inputs, owner=self._owner, is_judge=False)
-        votes_UK = self.labeller.label_rows(*inputs)
+            check_votes(self.labeller, *arguments, owner=self._owner, is_without_own_label=False)
+        votes_UK = self.labeller.label_rows(*arguments)
         return harden_votes(votes_UK) if self._hardens else votes_UK
 
     def compute_matrix(self, features_UF: Floats, labelled_n: Integers, classes: int) -> Floats:

@@ -1,8 +1,8 @@
 """A party's own code: networks, a loss and an optimiser beyond those of the settings.
 
 A party passes modules (`secure_apfed.train`), or names code in its own settings, such as `network:
-my_nets:resnet` and `objective: my_losses:cosine`. No other party can name it: `refuse_code` refuses
-names of code that a peer proposes, before anything is imported.
+my_nets:resnet` and `objective: my_losses:cosine`. No other party can name it:
+`refuse_user_functions` refuses names of code that a peer proposes, before anything is imported.
 
 An `nn.Module` is trained as it is. A function that makes one is called under the run's seed, with
 as many of `features` (the shape of a row, or of what a head reads) and `classes` as it takes. A
@@ -56,7 +56,7 @@ ModuleSource: TypeAlias = nn.Module | Callable[..., Any]
 LossSource: TypeAlias = nn.Module | Callable[..., Any]
 
 
-class CodeSettings(Settings):
+class UserFunctionSettings(Settings):
     """The names of code in a party's own settings file, as package.module:Name; null: no code.
 
     Networks and losses may instead have a name that an installed package declares.
@@ -104,7 +104,7 @@ class CodeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OwnCode:
+class UserFunctions:
     """A party's own networks, loss and optimiser; None: the run's settings decide.
 
     Attributes:
@@ -149,15 +149,15 @@ class OwnCode:
                 )
             if isinstance(source, nn.Module):
                 _require_trainable(name, source)
-        every: object = self.scheduler_every
-        if every != EPOCH and (not isinstance(every, int) or every < 1):
+        interval: object = self.scheduler_every
+        if interval != EPOCH and (not isinstance(interval, int) or interval < 1):
             raise ConfigError(
                 'scheduler_every: expected "epoch" or a number of steps of 1 or more, got '
                 f"{self.scheduler_every!r}"
             )
 
     @property
-    def steps(self) -> OwnOptimization:
+    def optimization(self) -> OwnOptimization:
         """The party's own optimizer and scheduler."""
         return OwnOptimization(
             optimizer=self.optimizer,
@@ -166,7 +166,9 @@ class OwnCode:
         )
 
     @classmethod
-    def from_settings(cls, settings: CodeSettings, *, code_folder: Path | None = None) -> Self:
+    def from_settings(
+        cls, settings: UserFunctionSettings, *, code_folder: Path | None = None
+    ) -> Self:
         """Import the code that a party's own settings name, and return it.
 
         Args:
@@ -176,25 +178,27 @@ class OwnCode:
 
         Raises ConfigError: a named module, or a name in it, does not exist.
         """
-        code_by_key = {
+        function_by_key = {
             key: import_code(name, key=key, code_folder=code_folder)
             for key, name in settings
             if isinstance(name, str) and key not in ("rows", "scheduler_every")
         }
         # A run trains copies of imported modules, so that the next run in this process starts from
         # the same weights.
-        modules = {key: code for key, code in code_by_key.items() if isinstance(code, nn.Module)}
-        code_by_key |= copy.deepcopy(modules)
+        modules = {
+            key: code for key, code in function_by_key.items() if isinstance(code, nn.Module)
+        }
+        function_by_key |= copy.deepcopy(modules)
         return cls(
-            encoder=code_by_key.get("network"),
-            head=code_by_key.get("head_network"),
-            projection=code_by_key.get("projection"),
-            decoder=code_by_key.get("decoder"),
-            objective=code_by_key.get("objective"),
+            encoder=function_by_key.get("network"),
+            head=function_by_key.get("head_network"),
+            projection=function_by_key.get("projection"),
+            decoder=function_by_key.get("decoder"),
+            objective=function_by_key.get("objective"),
             objective_options=settings.objective_options,
-            gradient=code_by_key.get("gradient"),
-            optimizer=code_by_key.get("optimizer"),
-            scheduler=code_by_key.get("scheduler"),
+            gradient=function_by_key.get("gradient"),
+            optimizer=function_by_key.get("optimizer"),
+            scheduler=function_by_key.get("scheduler"),
             scheduler_every=settings.scheduler_every,
         )
 
@@ -204,9 +208,13 @@ class OwnCode:
         If encoder and head share weights, their copies share weights, too. Raises ConfigError: a
         module cannot be copied.
         """
-        parts = {"encoder": self.encoder, "head": self.head, "projection": self.projection}
+        network_by_role = {
+            "encoder": self.encoder,
+            "head": self.head,
+            "projection": self.projection,
+        }
         modules: dict[str, Any] = {
-            name: part for name, part in parts.items() if isinstance(part, nn.Module)
+            name: part for name, part in network_by_role.items() if isinstance(part, nn.Module)
         }
         try:
             return replace(self, **copy.deepcopy(modules))
@@ -264,9 +272,9 @@ class OwnCode:
         from secure_apfed.config.file import read_options
 
         key = f"passives.{owner}.objective"
-        declared = getattr(loss, "settings", None) if isinstance(loss, type) else None
-        if isinstance(declared, type) and issubclass(declared, Settings):
-            return read_options(declared, self.objective_options, key=key)
+        settings_class = getattr(loss, "settings", None) if isinstance(loss, type) else None
+        if isinstance(settings_class, type) and issubclass(settings_class, Settings):
+            return read_options(settings_class, self.objective_options, key=key)
         if self.objective_options:
             raise ConfigError(
                 f"{key}: its loss takes no options, got {', '.join(self.objective_options)}; leave "
@@ -330,15 +338,15 @@ class OwnCode:
 class OwnFamily:
     """A family that builds a party's own networks; missing ones are built from the settings."""
 
-    def __init__(self, code: OwnCode) -> None:
+    def __init__(self, functions: UserFunctions) -> None:
         """Take the party's code, which has its networks."""
-        self._code = code
+        self._functions = functions
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Return the party's own encoder, or a built-in one by the settings."""
-        if self._code.encoder is None:
+        if self._functions.encoder is None:
             return family_for(settings, features).make_encoder(features, settings)
-        return make_module(self._code.encoder, features=features)
+        return make_module(self._functions.encoder, features=features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Return the party's own head.
@@ -346,19 +354,19 @@ class OwnFamily:
         Without one it is a linear layer if the encoder is the party's own, otherwise a built-in
         head by the settings. `size`: numbers of a representation. `classes`: number of scores.
         """
-        if self._code.head is None and self._code.encoder is None:
+        if self._functions.head is None and self._functions.encoder is None:
             return family_for(settings, (size,)).make_head(size, classes, settings)
-        if self._code.head is None:
+        if self._functions.head is None:
             return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
-        return make_module(self._code.head, features=(size,), classes=classes)
+        return make_module(self._functions.head, features=(size,), classes=classes)
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
         """Return the party's own decoder, or a perceptron."""
-        if self._code.decoder is None:
+        if self._functions.decoder is None:
             return NETWORKS["mlp"].make_decoder(representation, features, settings)
-        return make_module(self._code.decoder, features=features)
+        return make_module(self._functions.decoder, features=features)
 
 
 class FreshFamily(OwnFamily):
@@ -368,19 +376,19 @@ class FreshFamily(OwnFamily):
     `make_encoder` makes the copy, and the next call of `make_head` uses it up.
     """
 
-    def __init__(self, code: OwnCode) -> None:
+    def __init__(self, functions: UserFunctions) -> None:
         """Take the party's code, whose networks are copied."""
-        super().__init__(code)
+        super().__init__(functions)
         self._copy: OwnFamily | None = None  # whose head is still to be made
 
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Copy the party's code, and return the copy's encoder."""
-        self._copy = OwnFamily(self._code.copy_fresh())
+        self._copy = OwnFamily(self._functions.copy_fresh())
         return self._copy.make_encoder(features, settings)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Return the head of the copy that the last `make_encoder` made, or of a new one."""
-        copied = self._copy or OwnFamily(self._code.copy_fresh())
+        copied = self._copy or OwnFamily(self._functions.copy_fresh())
         self._copy = None
         return copied.make_head(size, classes, settings)
 
@@ -482,12 +490,12 @@ class OwnObjective(Objective):
         return loss
 
 
-def refuse_code(config: RunSettings, *, source: str) -> None:
+def refuse_user_functions(config: RunSettings, *, source: str) -> None:
     """Raise ConfigError if settings from another party name code.
 
     `source`: the sender of the settings, in words for the error.
     """
-    named = sorted(find_code(config))
+    named = sorted(list_user_functions(config))
     if named:
         raise ConfigError(
             f"{source} names code of a party's own ({', '.join(named)}); only the party that runs "
@@ -500,44 +508,49 @@ def refuse_code(config: RunSettings, *, source: str) -> None:
 SettingsT = TypeVar("SettingsT", bound=RunSettings)
 
 
-def split_code(
+def split_user_functions(
     config: SettingsT, active: str, passives: Sequence[str]
-) -> tuple[SettingsT, dict[str, CodeSettings]]:
+) -> tuple[SettingsT, dict[str, UserFunctionSettings]]:
     """Split settings into common ones without names of code, and each party's names of code.
 
     The common settings have "own" in place of a name. `config`: settings that may name code of all
     parties, as in a simulation. `active`, `passives`: the parties' names. Returns the common
     settings, and a mapping from party name to its names of code.
     """
-    tables = config.data.parties or {}
-    rows = {name: _pick_code(table.rows_code or "") for name, table in tables.items()}
-    own = {
-        active: CodeSettings(
-            network=_pick_code(config.model.network),
-            head_network=_pick_code(config.model.head_network or ""),
-            rows=rows.get(active),
+    settings_by_party = config.data.parties or {}
+    row_source_by_party = {
+        name: _pick_function_name(table.rows_code or "")
+        for name, table in settings_by_party.items()
+    }
+    functions_by_party = {
+        active: UserFunctionSettings(
+            network=_pick_function_name(config.model.network),
+            head_network=_pick_function_name(config.model.head_network or ""),
+            rows=row_source_by_party.get(active),
         )
     }
-    shared = {name: _hide_code(settings) for name, settings in config.passives.items()}
+    shared_passives = {
+        name: _hide_user_functions(settings) for name, settings in config.passives.items()
+    }
     for name in passives:
         settings = config.passives.get(name, config.passives.get("default", PassiveSettings()))
         objective = settings.objective
-        own[name] = CodeSettings(
-            network=_pick_code((settings.model or config.model).network),
+        functions_by_party[name] = UserFunctionSettings(
+            network=_pick_function_name((settings.model or config.model).network),
             objective=objective.code if isinstance(objective, OwnLossSettings) else None,
             objective_options=getattr(objective, "options", {}),
             gradient=objective.code if isinstance(objective, BlackBoxSettings) else None,
-            rows=rows.get(name),
+            rows=row_source_by_party.get(name),
         )
     # The settings that other parties read have "own" in place of names of code.
-    hidden = {"model": _hide_network(config.model), "passives": shared}
-    if any(rows.values()):
-        parties = {name: _hide_rows(table) for name, table in tables.items()}
-        hidden["data"] = config.data.model_copy(update={"parties": parties})
-    return config.model_copy(update=hidden), own
+    shared_sections = {"model": _hide_network(config.model), "passives": shared_passives}
+    if any(row_source_by_party.values()):
+        shared_parties = {name: _hide_rows(table) for name, table in settings_by_party.items()}
+        shared_sections["data"] = config.data.model_copy(update={"parties": shared_parties})
+    return config.model_copy(update=shared_sections), functions_by_party
 
 
-def _pick_code(name: str) -> str | None:
+def _pick_function_name(name: str) -> str | None:
     """Return a setting's value if it names code, as package.module:Name; otherwise None."""
     return name if CODE_NAME.fullmatch(name) else None
 
@@ -549,50 +562,51 @@ def _hide_rows(table: PartySettings) -> PartySettings:
 
 def _hide_network(model: ModelSettings) -> ModelSettings:
     """Return network settings with "own" in place of names of code."""
-    replaced: dict[str, object] = {"head_network": "own" if model.head_network else None}
+    shared_fields: dict[str, object] = {"head_network": "own" if model.head_network else None}
     if CODE_NAME.fullmatch(model.network):
-        replaced["network"] = "own"
-    return model.model_copy(update=replaced)
+        shared_fields["network"] = "own"
+    return model.model_copy(update=shared_fields)
 
 
-def _hide_code(settings: PassiveSettings) -> PassiveSettings:
+def _hide_user_functions(settings: PassiveSettings) -> PassiveSettings:
     """Return a passive's settings with "own" in place of names of code, and without its options."""
-    replaced: dict[str, object] = {}
+    shared_fields: dict[str, object] = {}
     if settings.model is not None:
-        replaced["model"] = _hide_network(settings.model)
+        shared_fields["model"] = _hide_network(settings.model)
     objective = settings.objective
     if isinstance(objective, OwnLossSettings):
-        replaced["objective"] = objective.model_copy(update={"code": None, "options": {}})
+        shared_fields["objective"] = objective.model_copy(update={"code": None, "options": {}})
     elif isinstance(objective, BlackBoxSettings):
-        replaced["objective"] = objective.model_copy(update={"code": None})
-    return settings.model_copy(update=replaced)
+        shared_fields["objective"] = objective.model_copy(update={"code": None})
+    return settings.model_copy(update=shared_fields)
 
 
-def find_code(config: RunSettings) -> Mapping[str, str]:
+def list_user_functions(config: RunSettings) -> Mapping[str, str]:
     """Return all names of code in settings (package.module:Name), by dotted settings key."""
-    named = _list_networks("model", config.model)
-    named |= {
+    name_by_key = _list_networks("model", config.model)
+    name_by_key |= {
         "method": config.method.name,
         "task": config.task,
         "data.dataset": config.data.dataset,
     }
-    named |= {
+    name_by_key |= {
         f"data.parties.{name}.rows": table.rows_code
         for name, table in (config.data.parties or {}).items()
         if table.rows_code is not None
     }
-    named |= {f"method.labeller {name}": name for name in config.method.labeller_names}
-    named["guard.mechanism"] = config.guard.mechanism
-    named |= {
-        f"defences.{place}.kind": defence.kind for place, defence in enumerate(config.defences)
+    name_by_key |= {f"method.labeller {name}": name for name in config.method.labeller_names}
+    name_by_key["guard.mechanism"] = config.guard.mechanism
+    name_by_key |= {
+        f"defences.{position}.kind": defence.kind
+        for position, defence in enumerate(config.defences)
     }
     for name, passive in config.passives.items():
         if passive.model is not None:
-            named |= _list_networks(f"passives.{name}.model", passive.model)
-        code = getattr(passive.objective, "code", None)
-        if code:
-            named[f"passives.{name}.objective.code"] = code
-    return {key: value for key, value in named.items() if CODE_NAME.fullmatch(value)}
+            name_by_key |= _list_networks(f"passives.{name}.model", passive.model)
+        function_name = getattr(passive.objective, "code", None)
+        if function_name:
+            name_by_key[f"passives.{name}.objective.code"] = function_name
+    return {key: value for key, value in name_by_key.items() if CODE_NAME.fullmatch(value)}
 
 
 def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
@@ -600,26 +614,26 @@ def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
 
     `key`: the dotted key of `model` itself.
     """
-    named = {f"{key}.network": model.network}
+    name_by_key = {f"{key}.network": model.network}
     if model.head_network:
-        named[f"{key}.head_network"] = model.head_network
-    return named
+        name_by_key[f"{key}.head_network"] = model.head_network
+    return name_by_key
 
 
-def refuse_shared_parameters(by_party: Mapping[str, OwnCode]) -> None:
+def refuse_shared_parameters(functions_by_party: Mapping[str, UserFunctions]) -> None:
     """Raise ConfigError if two parties share parameters, since each must train its own.
 
-    `by_party`: each party's code.
+    `functions_by_party`: each party's code.
     """
-    owners: dict[int, str] = {}
-    for party, code in by_party.items():
-        for module in code.list_modules():
+    owner_by_parameter: dict[int, str] = {}
+    for party, user_functions in functions_by_party.items():
+        for module in user_functions.list_modules():
             for parameter in module.parameters():
-                other = owners.setdefault(id(parameter), party)
-                if other != party:
+                first_owner = owner_by_parameter.setdefault(id(parameter), party)
+                if first_owner != party:
                     raise ConfigError(
-                        f"{other} and {party} hand in modules that share parameters; each party "
-                        "trains its own: make a second module, or copy it with copy.deepcopy"
+                        f"{first_owner} and {party} hand in modules that share parameters; each "
+                        "party trains its own: make a second module, or copy it with copy.deepcopy"
                     )
 
 
@@ -666,18 +680,19 @@ def _require_trainable(name: str, module: nn.Module) -> None:
             )
 
 
-def make_module(source: ModuleSource, **arguments: Any) -> nn.Module:
-    """Return the module `source` itself, or the module that the function `source` makes.
+def make_module(module_or_factory: ModuleSource, **arguments: Any) -> nn.Module:
+    """Return the module `module_or_factory` itself, or the module that the function
+    `module_or_factory` makes.
 
     The function gets only those `arguments` for which it has a parameter.
 
     Raises ModelError: the function fails, or its result is not a module.
     """
-    if isinstance(source, nn.Module):
-        return source
-    name = getattr(source, "__name__", type(source).__name__)
+    if isinstance(module_or_factory, nn.Module):
+        return module_or_factory
+    name = getattr(module_or_factory, "__name__", type(module_or_factory).__name__)
     try:
-        module = source(**_pick_arguments(source, arguments))
+        module = module_or_factory(**_pick_arguments(module_or_factory, arguments))
     except ApfedError:
         raise
     except Exception as error:

@@ -91,10 +91,10 @@ class SequenceViews:
         self._compute = compute
         self._owner = owner
         self._seed = seed
-        self.learn_from(features_N, targets_N)
+        self.set_training_rows(features_N, targets_N)
 
     @classmethod
-    def begin(
+    def make_untrained(
         cls,
         owner: str,
         model: ModelSettings,
@@ -113,7 +113,7 @@ class SequenceViews:
             model: the settings of the networks, which give the shapes of the sequences.
             features_N: all N rows of the party, each with its sequences in one flat row.
             labels_N: their classes, `UNLABELLED` for a row without a label to learn from; None: the
-                party has no labels, and sets targets later by `learn_from`.
+                party has no labels, and sets targets later by `set_training_rows`.
             classes: number of classes.
             training: settings of a training.
             compute: device and precision.
@@ -144,7 +144,7 @@ class SequenceViews:
             seed=seed,
         )
 
-    def learn_from(self, features_N: Tensor, targets_N: Tensor) -> None:
+    def set_training_rows(self, features_N: Tensor, targets_N: Tensor) -> None:
         """Replace the N training rows and their targets, which `train` uses from now on.
 
         `targets_N`: classes, (N,), or class shares, (N, K).
@@ -213,11 +213,13 @@ class SequenceViews:
         `rows_B`: indices of the batch's rows among the training rows.
         """
         targets_B = self._targets_N[rows_B]
-        states = self.encoder.encode_views(self._features_N[rows_B])
-        dropped = [F.dropout(state_BD, self._training.dropout) for state_BD in states]
+        states_by_view = self.encoder.encode_views(self._features_N[rows_B])
+        thinned_states = [
+            F.dropout(state_BD, self._training.dropout) for state_BD in states_by_view
+        ]
         losses = [
             F.cross_entropy(head(state_BD), targets_B)
-            for head, state_BD in zip(self.heads, dropped, strict=True)
+            for head, state_BD in zip(self.heads, thinned_states, strict=True)
         ]
         return torch.stack(losses).sum()
 
@@ -242,26 +244,31 @@ def require_sequences(
     error.
     """
     widths = [1 + steps * channels for steps, channels in sequences]
-    views = features_N.detach().flatten(1).cpu().split(widths, dim=1)
-    for number, ((steps, channels), view_NF) in enumerate(zip(sequences, views, strict=True), 1):
-        used_N = view_NF[:, 0]
-        is_count_N = (used_N == used_N.round()) & (used_N >= 0) & (used_N <= steps)
+    columns_by_view = features_N.detach().flatten(1).cpu().split(widths, dim=1)
+    for sequence_number, ((steps, channels), view_NF) in enumerate(
+        zip(sequences, columns_by_view, strict=True), 1
+    ):
+        used_steps_N = view_NF[:, 0]
+        is_valid_count_N = (
+            (used_steps_N == used_steps_N.round()) & (used_steps_N >= 0) & (used_steps_N <= steps)
+        )
         steps_NTC = view_NF[:, 1:].unflatten(1, (steps, channels))
         # Steps behind the last one in use are ignored, so they may have any content.
-        in_use_NT = torch.arange(steps) < used_N[:, None]
+        in_use_NT = torch.arange(steps) < used_steps_N[:, None]
         is_finite_N = (steps_NTC.isfinite().all(2) | ~in_use_NT).all(1)
-        place_name = f"{owner}: sequence {number} of [{steps}, {channels}]"
-        if not bool(is_count_N.all()):
-            row = int((~is_count_N).nonzero()[0])
+        sequence_name = f"{owner}: sequence {sequence_number} of [{steps}, {channels}]"
+        if not bool(is_valid_count_N.all()):
+            row = int((~is_valid_count_N).nonzero()[0])
             raise DataError(
-                f"{place_name}: expected in its first column how many of {steps} steps are in use, "
-                f"a whole number, got {used_N[row]:g} in row {row + 1}; pad shorter sequences "
-                "behind their last step, cut longer ones, and in own tables name the columns in "
-                "data.view_columns with their sequence, so that this number is not standardised"
+                f"{sequence_name}: expected in its first column how many of {steps} steps are in "
+                f"use, a whole number, got {used_steps_N[row]:g} in row {row + 1}; pad shorter "
+                "sequences behind their last step, cut longer ones, and in own tables name the "
+                "columns in data.view_columns with their sequence, so that this number is not "
+                "standardised"
             )
         if not bool(is_finite_N.all()):
             row = int((~is_finite_N).nonzero()[0])
             raise DataError(
-                f"{place_name}: expected finite numbers in the steps in use, got others in row "
+                f"{sequence_name}: expected finite numbers in the steps in use, got others in row "
                 f"{row + 1}; fill them, or count fewer steps in the first column"
             )

@@ -97,14 +97,14 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     """
     rows = len(scored.truth)
     measure_resamples = REDRAWN[measure.name]
-    block = _choose_block(rows)
+    block_size = _choose_block(rows)
     # The measure of the rows themselves: of one resample that has each row once.
     value = measure_resamples(Resamples(scored, np.ones((1, rows))))
     influences = []
     with np.errstate(divide="ignore", invalid="ignore"):
-        for start in range(0, rows, block):
+        for start in range(0, rows, block_size):
             # Resample r of the block has every row once, except row start + r.
-            counts_RB = np.ones((min(block, rows - start), rows))
+            counts_RB = np.ones((min(block_size, rows - start), rows))
             in_block = np.arange(len(counts_RB))
             counts_RB[in_block, start + in_block] = 0
             value_without_R = measure_resamples(Resamples(scored, counts_RB))
@@ -112,12 +112,14 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     return np.concatenate([np.empty(0), *influences])
 
 
-def proportion_interval(successes: int, rows: int) -> tuple[float, float]:
+def proportion_interval(success_count: int, row_count: int) -> tuple[float, float]:
     """Return the 95 % interval of the share successes / rows (Wilson 1927).
 
     It is valid even for few or no rows.
     """
-    interval = scipy.stats.binomtest(successes, rows).proportion_ci(_CONFIDENCE, method="wilson")
+    interval = scipy.stats.binomtest(success_count, row_count).proportion_ci(
+        _CONFIDENCE, method="wilson"
+    )
     return float(interval.low), float(interval.high)
 
 
@@ -143,14 +145,14 @@ def gain_between(
         return None
     measure_resamples = REDRAWN[measure.name]
     sign = 1 if measure.higher_is_better else -1
-    gains: list[FloatArray] = []  # for each block, the gain in each resample
-    rows = len(model.truth)
-    for counts_RB in _iter_draws(model, _choose_resamples(rows, resamples), seed):
-        model_R = measure_resamples(Resamples(model, counts_RB))
-        reference_R = measure_resamples(Resamples(reference, counts_RB))
-        gains.append(sign * (model_R - reference_R))
+    resampled_gains: list[FloatArray] = []  # for each block, the gain in each resample
+    row_count = len(model.truth)
+    for counts_RB in _iter_draws(model, _choose_resamples(row_count, resamples), seed):
+        model_values_R = measure_resamples(Resamples(model, counts_RB))
+        reference_values_R = measure_resamples(Resamples(reference, counts_RB))
+        resampled_gains.append(sign * (model_values_R - reference_values_R))
     gain = measure.compute_gain(*values)
-    low, high = _compute_interval(gain, gains, rows=rows, mirrored=False)
+    low, high = _compute_interval(gain, resampled_gains, row_count=row_count, is_mirrored=False)
     return Estimate(gain, low, high)
 
 
@@ -163,10 +165,10 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
     """
     if np.issubdtype(scored.truth.dtype, np.floating):
         return
-    classes, counts = np.unique(scored.truth, return_counts=True)
-    if not len(counts) or counts.min() >= MIN_ROWS or not scored.is_finite:
+    classes, class_counts = np.unique(scored.truth, return_counts=True)
+    if not len(class_counts) or class_counts.min() >= MIN_ROWS or not scored.is_finite:
         return
-    rarest = classes[counts.argmin()]
+    rarest = classes[class_counts.argmin()]
     class_scores_B = scored.scores[:, rarest]
     for row in (class_scores_B.argmin(), class_scores_B.argmax()):
         extended = scored.select_rows(np.append(np.arange(len(scored.truth)), row))
@@ -187,15 +189,17 @@ def _compute_intervals(
         resamples: number of resamples.
         seed: seed of the resamples.
     """
-    resampled: dict[str, list[FloatArray]] = {name: [] for name in values}
-    rows = len(scored.truth)
-    for counts_RB in _iter_draws(scored, _choose_resamples(rows, resamples), seed):
-        block = Resamples(scored, counts_RB)
-        for name, arrays in resampled.items():
-            arrays.append(REDRAWN[name](block))
+    resampled_by_name: dict[str, list[FloatArray]] = {name: [] for name in values}
+    row_count = len(scored.truth)
+    for counts_RB in _iter_draws(scored, _choose_resamples(row_count, resamples), seed):
+        resampled_block = Resamples(scored, counts_RB)
+        for name, blocks in resampled_by_name.items():
+            blocks.append(REDRAWN[name](resampled_block))
     intervals = {}
     for name, value in values.items():
-        low, high = _compute_interval(value, resampled[name], rows=rows, mirrored=name in _MIRRORED)
+        low, high = _compute_interval(
+            value, resampled_by_name[name], row_count=row_count, is_mirrored=name in _MIRRORED
+        )
         measure = MEASURES[name]
         intervals[name] = (max(low, measure.least), min(high, measure.most))
     return intervals
@@ -231,35 +235,37 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
 
     `truth_B`: class of each row, or targets that are numbers. `resamples`: number of resamples.
     """
-    groups = _group_rows(truth_B)
-    rows = len(truth_B)
+    class_groups = _group_rows(truth_B)
+    row_count = len(truth_B)
     # A generator for each class, so that draws do not depend on the size of blocks.
-    generators = np.random.default_rng(seed).spawn(len(groups))
-    block = _choose_block(rows)
-    for start in range(0, resamples, block):
-        count = min(block, resamples - start)
-        counts_RB = np.empty((count, rows))
-        for generator, group in zip(generators, groups, strict=True):
-            probabilities = np.full(len(group), 1 / len(group))
-            counts_RB[:, group] = generator.multinomial(len(group), probabilities, size=count)
+    generators = np.random.default_rng(seed).spawn(len(class_groups))
+    block_size = _choose_block(row_count)
+    for start in range(0, resamples, block_size):
+        resample_count = min(block_size, resamples - start)
+        counts_RB = np.empty((resample_count, row_count))
+        for generator, group_rows in zip(generators, class_groups, strict=True):
+            probabilities = np.full(len(group_rows), 1 / len(group_rows))
+            counts_RB[:, group_rows] = generator.multinomial(
+                len(group_rows), probabilities, size=resample_count
+            )
         yield counts_RB
 
 
-def _choose_resamples(rows: int, resamples: int) -> int:
+def _choose_resamples(row_count: int, wanted_resamples: int) -> int:
     """Return the number of resamples to draw: 0 for a single row, few for very many rows.
 
-    `rows`: number of rows. `resamples`: the number that the caller asked for.
+    `row_count`: number of rows. `wanted_resamples`: the number that the caller asked for.
     """
-    if rows < 2:
+    if row_count < 2:
         return 0
-    return resamples if rows < _MANY_ROWS else min(resamples, _FEW_RESAMPLES)
+    return wanted_resamples if row_count < _MANY_ROWS else min(wanted_resamples, _FEW_RESAMPLES)
 
 
-def _choose_block(rows: int) -> int:
-    """Return the number of resamples that are measured together; `rows`: number of rows of each."""
-    rows = max(rows, 1)
-    at_most = max(1, _MAX_BLOCK_CELLS // rows)
-    return min(at_most, max(_MIN_BLOCK, _BLOCK_CELLS // rows))
+def _choose_block(row_count: int) -> int:
+    """Return how many resamples are measured together; `row_count`: number of rows of each."""
+    row_count = max(row_count, 1)
+    max_resamples = max(1, _MAX_BLOCK_CELLS // row_count)
+    return min(max_resamples, max(_MIN_BLOCK, _BLOCK_CELLS // row_count))
 
 
 def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
@@ -270,7 +276,7 @@ def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
 
 
 def _compute_interval(
-    value: float, resampled: list[FloatArray], *, rows: int, mirrored: bool
+    value: float, resampled: list[FloatArray], *, row_count: int, is_mirrored: bool
 ) -> tuple[float, float]:
     """Return the 95 % interval of a measure from its values in resamples.
 
@@ -280,17 +286,19 @@ def _compute_interval(
     Args:
         value: the measure's value on the rows themselves.
         resampled: the measure in each resample, in arrays (R,).
-        rows: number of rows.
-        mirrored: whether to reflect the percentiles at the value, within 0 to 1.
+        row_count: number of rows.
+        is_mirrored: whether to reflect the percentiles at the value, within 0 to 1.
     """
     if not resampled:
         return math.nan, math.nan
-    tail = (1 - _CONFIDENCE) / 2
-    if rows >= _MANY_ROWS:
-        width = scipy.stats.norm.ppf(1 - tail) * np.std(np.concatenate(resampled), ddof=1)
-        return float(value - width), float(value + width)
-    low, high = np.quantile(np.concatenate(resampled), [tail, 1 - tail])
-    if not mirrored:
+    tail_share = (1 - _CONFIDENCE) / 2
+    if row_count >= _MANY_ROWS:
+        half_width = scipy.stats.norm.ppf(1 - tail_share) * np.std(
+            np.concatenate(resampled), ddof=1
+        )
+        return float(value - half_width), float(value + half_width)
+    low, high = np.quantile(np.concatenate(resampled), [tail_share, 1 - tail_share])
+    if not is_mirrored:
         return float(low), float(high)
     mirrored_low = max(0.0, min(value, 2 * value - high))
     mirrored_high = min(1.0, max(value, 2 * value - low))
@@ -392,14 +400,16 @@ class Resamples:
             is_class_B: whether each row is of the class.
             counts_BR: number of times that each resample has each row.
         """
-        order_B = np.argsort(-class_scores_B, kind="stable")
+        descending_B = np.argsort(-class_scores_B, kind="stable")
         # Positions, in this order, of the last row of each threshold.
-        ends_T = np.flatnonzero(np.diff(class_scores_B[order_B], append=-np.inf))
-        ranked_counts_BR = counts_BR[order_B]
-        ranked_is_class_B = is_class_B[order_B]
-        positives_TR = ranked_counts_BR.cumsum(axis=0)[ends_T]
-        true_TR = (ranked_counts_BR * ranked_is_class_B[:, None]).cumsum(axis=0)[ends_T]
-        return _Curve(true_TR, positives_TR - true_TR)
+        last_positions_T = np.flatnonzero(np.diff(class_scores_B[descending_B], append=-np.inf))
+        ranked_counts_BR = counts_BR[descending_B]
+        ranked_is_class_B = is_class_B[descending_B]
+        positives_TR = ranked_counts_BR.cumsum(axis=0)[last_positions_T]
+        true_positives_TR = (ranked_counts_BR * ranked_is_class_B[:, None]).cumsum(axis=0)[
+            last_positions_T
+        ]
+        return _Curve(true_positives_TR, positives_TR - true_positives_TR)
 
     @cached_property
     def auc(self) -> FloatArray:
@@ -477,9 +487,13 @@ def _compute_brier(resamples: Resamples) -> FloatArray:
 def _compute_log_loss(resamples: Resamples) -> FloatArray:
     """Return the mean negative log probability of the true class of each resample, (R,)."""
     scored = resamples.scored
-    least = np.finfo(np.float64).eps  # scikit-learn's limit, which keeps the logarithm finite
+    min_probability = np.finfo(
+        np.float64
+    ).eps  # scikit-learn's limit, which keeps the logarithm finite
     probabilities_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
-    return resamples.compute_means(-np.log(np.clip(probabilities_B, least, 1 - least)))
+    return resamples.compute_means(
+        -np.log(np.clip(probabilities_B, min_probability, 1 - min_probability))
+    )
 
 
 def _compute_r2(resamples: Resamples) -> FloatArray:
@@ -494,11 +508,11 @@ def _compute_r2(resamples: Resamples) -> FloatArray:
     variance_R = resamples.compute_means(centred_B**2) - resamples.compute_means(centred_B) ** 2
     # The variance of equal targets may be a rounding error, so the targets themselves are compared.
     is_drawn_RB = resamples.counts > 0
-    least_R = np.where(is_drawn_RB, truth_B, math.inf).min(axis=1)
-    most_R = np.where(is_drawn_RB, truth_B, -math.inf).max(axis=1)
+    lowest_target_R = np.where(is_drawn_RB, truth_B, math.inf).min(axis=1)
+    highest_target_R = np.where(is_drawn_RB, truth_B, -math.inf).max(axis=1)
     is_exact_R = (error_R == 0).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(least_R < most_R, 1 - error_R / variance_R, is_exact_R)
+        return np.where(lowest_target_R < highest_target_R, 1 - error_R / variance_R, is_exact_R)
 
 
 def _compute_poisson_deviance(resamples: Resamples) -> FloatArray:

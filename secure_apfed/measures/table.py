@@ -231,9 +231,9 @@ class Measure:
             return "a prediction is 0 or less, and a deviance is of positive ones"
         return ""
 
-    def compute_gain(self, reached: float, reference: float) -> float:
-        """Return by how much the value `reached` is better than `reference`; negative if worse."""
-        return reached - reference if self.higher_is_better else reference - reached
+    def compute_gain(self, value: float, reference_value: float) -> float:
+        """Return by how much `value` is better than `reference_value`; negative if worse."""
+        return value - reference_value if self.higher_is_better else reference_value - value
 
     def rank_value(self, value: float | None) -> float:
         """Return a sort key that is highest for the best value; None and NaN have the lowest."""
@@ -247,12 +247,12 @@ class Measure:
             return "undefined"
         return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
 
-    def format_gain(self, reached: float, reference: float) -> str:
-        """Return the gain of `reached` over `reference` as text: "+1.2 points" or "+0.012".
+    def format_gain(self, value: float, reference_value: float) -> str:
+        """Return the gain of `value` over `reference_value` as text: "+1.2 points" or "+0.012".
 
         Points are per cent of a share. If the gain is undefined (NaN), the text says so.
         """
-        gain = self.compute_gain(reached, reference)
+        gain = self.compute_gain(value, reference_value)
         return "no gain can be told" if math.isnan(gain) else self.format_points(gain)
 
     def format_points(self, gain: float) -> str:
@@ -325,9 +325,9 @@ def _compute_average_precision(scored: Scored) -> float:
 
 def _compute_f1(scored: Scored) -> float:
     """Return F1: of the second of two classes, else the mean over classes."""
-    average = "binary" if scored.classes == 2 else "macro"
+    averaging = "binary" if scored.classes == 2 else "macro"
     f1 = _import_metrics().f1_score(
-        scored.truth, scored.class_predictions, average=average, zero_division=0
+        scored.truth, scored.class_predictions, average=averaging, zero_division=0
     )
     return float(f1)
 
@@ -337,11 +337,15 @@ def _compute_balanced_accuracy(scored: Scored) -> float:
 
     scikit-learn's `balanced_accuracy_score` gives the same, but warns of classes without rows.
     """
-    present = np.unique(scored.truth)
-    recalls = _import_metrics().recall_score(
-        scored.truth, scored.class_predictions, labels=present, average="macro", zero_division=0
+    present_classes = np.unique(scored.truth)
+    mean_recall = _import_metrics().recall_score(
+        scored.truth,
+        scored.class_predictions,
+        labels=present_classes,
+        average="macro",
+        zero_division=0,
     )
-    return float(recalls)
+    return float(mean_recall)
 
 
 def _compute_accuracy(scored: Scored) -> float:
@@ -531,20 +535,20 @@ def best_threshold(scored: Scored, measure: str) -> float:
     return _maximise_threshold(scored, MEASURES[measure].compute_value)
 
 
-def cheapest_threshold(scored: Scored, cost: float) -> float:
+def cheapest_threshold(scored: Scored, miss_cost: float) -> float:
     """Return the threshold of the second of two classes with the least total cost.
 
-    A missed row of the second class (a false negative) costs `cost`, and a false positive costs 1.
-    Candidates and ties are those of `best_threshold`.
+    A missed row of the second class (a false negative) costs `miss_cost`, and a false positive
+    costs 1. Candidates and ties are those of `best_threshold`.
 
     Raises DataError: there are not rows of two classes.
     """
 
-    def compute_negative_cost(decided: Scored) -> float:
+    def compute_negative_cost(decided_rows: Scored) -> float:
         """Return minus the total cost of these decisions, which is to be maximised."""
-        false_negatives = (decided.truth == 1) & (decided.class_predictions == 0)
-        false_positives = (decided.truth == 0) & (decided.class_predictions == 1)
-        return -float(cost * false_negatives.sum() + false_positives.sum())
+        false_negatives = (decided_rows.truth == 1) & (decided_rows.class_predictions == 0)
+        false_positives = (decided_rows.truth == 0) & (decided_rows.class_predictions == 1)
+        return -float(miss_cost * false_negatives.sum() + false_positives.sum())
 
     return _maximise_threshold(scored, compute_negative_cost)
 
@@ -591,14 +595,16 @@ class CalibrationPoint(BaseModel):
     rows: int
 
 
-def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
+def calibration_curve(
+    scored: Scored, *, range_count: int = _RANGES
+) -> tuple[CalibrationPoint, ...]:
     """Return the mean predicted probability and the observed share in ranges of scores.
 
     The ranges have about equally many rows. For two classes, both are of the second class. For
     more, the probability is the likeliest class's, and the share is how often that is the true
     class. The result is empty without rows, or if scores are not finite.
 
-    `ranges`: number of ranges.
+    `range_count`: number of ranges.
 
     Raises DataError: the scores are no probabilities.
     """
@@ -615,14 +621,18 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
         top_scores_B = scored.scores.max(axis=1)
         true_B = scored.scores.argmax(axis=1) == scored.truth
     observed, predicted = curve(
-        true_B, top_scores_B, n_bins=ranges, strategy="quantile", pos_label=True
+        true_B, top_scores_B, n_bins=range_count, strategy="quantile", pos_label=True
     )
     # scikit-learn returns no counts, so rows are counted over its ranges here.
-    edges = np.quantile(top_scores_B, np.linspace(0, 1, ranges + 1))
-    counts = np.bincount(np.searchsorted(edges[1:-1], top_scores_B), minlength=ranges)
+    edges = np.quantile(top_scores_B, np.linspace(0, 1, range_count + 1))
+    rows_by_range = np.bincount(np.searchsorted(edges[1:-1], top_scores_B), minlength=range_count)
     return tuple(
-        CalibrationPoint(predicted=float(mean), observed=float(share), rows=int(count))
-        for mean, share, count in zip(predicted, observed, counts[counts > 0], strict=True)
+        CalibrationPoint(
+            predicted=float(mean_probability), observed=float(true_share), rows=int(range_rows)
+        )
+        for mean_probability, true_share, range_rows in zip(
+            predicted, observed, rows_by_range[rows_by_range > 0], strict=True
+        )
     )
 
 
@@ -649,27 +659,27 @@ class LiftRow(BaseModel):
     ks: float
 
 
-def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
+def lift_table(scored: Scored, *, part_count: int = _RANGES) -> tuple[LiftRow, ...]:
     """Return the lift table: tenths of the rows, by falling probability of the second class.
 
     Equal scores are kept together, so few different scores make fewer tenths. The result is empty
     if a class has no row, or if scores are not finite.
 
-    `scored`: predictions for two classes. `parts`: number of parts, 10 for tenths.
+    `scored`: predictions for two classes. `part_count`: number of parts, 10 for tenths.
 
     Raises DataError: there are not two classes.
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
     scores_B = scored.scores[:, 1]
-    true_B = scored.truth == 1
-    if not scored.is_finite or true_B.all() or not true_B.any():
+    is_positive_B = scored.truth == 1
+    if not scored.is_finite or is_positive_B.all() or not is_positive_B.any():
         return ()
-    edges = np.unique(np.quantile(scores_B, np.linspace(0, 1, parts + 1)[1:-1]))
+    edges = np.unique(np.quantile(scores_B, np.linspace(0, 1, part_count + 1)[1:-1]))
     # Each row's tenth, from 0 for the highest scores on.
     tenth_B = len(edges) - np.searchsorted(edges, scores_B, side="right")
     rows_by_tenth = np.bincount(tenth_B, minlength=len(edges) + 1)
-    positives_by_tenth = np.bincount(tenth_B, true_B, len(edges) + 1)
+    positives_by_tenth = np.bincount(tenth_B, is_positive_B, len(edges) + 1)
     lift_rows = list[LiftRow]()
     rows_so_far = 0
     positives_so_far = 0
@@ -678,15 +688,15 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
             continue
         rows_so_far += rows
         positives_so_far += positives
-        captured = positives_so_far / true_B.sum()
-        captured_negatives = (rows_so_far - positives_so_far) / (~true_B).sum()
+        captured = positives_so_far / is_positive_B.sum()
+        captured_negatives = (rows_so_far - positives_so_far) / (~is_positive_B).sum()
         lift_rows.append(
             LiftRow(
                 rows=rows,
                 positives=positives,
                 rate=positives / rows,
                 captured=captured,
-                lift=captured * len(true_B) / rows_so_far,
+                lift=captured * len(is_positive_B) / rows_so_far,
                 ks=captured - captured_negatives,
             )
         )

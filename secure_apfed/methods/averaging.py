@@ -588,7 +588,7 @@ def _make_sequence_views(party: PartyContext, epochs: int) -> SequenceViews:
     config = party.config
     settings = AveragingSettings.from_run_settings(config)
     _require_own_sequences(party)
-    return SequenceViews.begin(
+    return SequenceViews.make_untrained(
         party.name,
         config.model,
         features_N=party.data.table.features,

@@ -837,7 +837,7 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
         append_constant((codes - mean_D) / deviation_D, 1.0),
         labels_n.numpy(),
         layer.out_features,
-        strength=1 / len(codes),
+        penalty=1 / len(codes),
         tolerance=_TOLERANCE,
     )
     # Fold the standardisation into the layer; the last row of theta is the constant's.

@@ -696,7 +696,7 @@ class Tvfl(Method):
             train=party.config.train,
             seed=party.secrets.seed,
             task=party.task,
-            own_optimization=party.code.steps,
+            own_optimization=party.code.optimization,
         )
 
     def _make_encoder_trainer(self, party: PartyContext, rows: Tensor) -> EncoderTrainer:
@@ -711,7 +711,7 @@ class Tvfl(Method):
             features_N=party.features_of(rows),
             train=party.config.train,
             seed=party.secrets.seed,
-            own_optimization=party.code.steps,
+            own_optimization=party.code.optimization,
         )
 
     def _build_encoder(self, party: PartyContext) -> tuple[nn.Module, tuple[int, ...]]:

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from secure_apfed.base.seeds import one_thread
 from secure_apfed.base.working import working_on
 from secure_apfed.baselines import (
-    MAX_APART,
+    MAX_SHARE_DISTANCE,
     TEACHERS,
     BaselineTask,
     LocalModel,
@@ -42,12 +42,12 @@ from secure_apfed.baselines import (
     average_held_out,
     convert_predictor,
     find_baseline,
+    is_significantly_better,
     list_local_models,
     measure_collapse,
     pick_models,
-    surely_better,
 )
-from secure_apfed.baselines.fitted import FittedModel, View, average_models, rebuild_modules
+from secure_apfed.baselines.fitted import ColumnView, FittedModel, average_models, rebuild_modules
 from secure_apfed.baselines.interface import FloatArray, cache_fits, sample_rows
 from secure_apfed.data import PartyTable
 from secure_apfed.errors import ModelError
@@ -113,7 +113,7 @@ class _Candidate(LocalModel):
         input: these columns in words: "x", "h" or "x and h".
     """
 
-    view: View
+    view: ColumnView
     input: Input
 
     @property
@@ -153,7 +153,7 @@ class _PupilCandidate(_Candidate):
 
     def has_collapsed(self) -> bool:
         """Return whether the pupil predicts nearly the same for all rows."""
-        return measure_collapse(self.fit(), self.task) > MAX_APART
+        return measure_collapse(self.fit(), self.task) > MAX_SHARE_DISTANCE
 
     def score_held_out(self) -> Scored | None:
         """Return the scores of validation rows; None: there are none."""
@@ -271,7 +271,7 @@ class LocalEnding:
         if self.fitted is None:
             return None
         task = self.make_task(labels_N)
-        labelled_n = self._rows_U[torch.from_numpy(task.labelled)]
+        labelled_n = self._rows_U[torch.from_numpy(task.labelled_indices)]
         excluded = torch.isin(labelled_n, rows).nonzero().flatten()
         return self._fit(encoder, task.drop_labels(excluded.numpy())).networks
 
@@ -348,8 +348,8 @@ def fit_local_models(
     Raises ModelError: no local model can be fitted to these rows.
     """
     encoder = _copy_encoder(encoder)
-    sampled_rows = task.few_rows
-    task = task.with_few_rows
+    sampled_rows = task.subsample_indices
+    task = task.subsampled
     max_models = _MAX_MODELS[combine]
     with one_thread(), cache_fits():
         # `helped` use what the exchange gave; `local` read the active's features x alone.
@@ -387,15 +387,16 @@ def _pick_helped_or_alone(
     whether the models to average use the exchange.
     """
     if not helped:
-        return (*pick_models(local, maximum=maximum), False)
-    used, left_out = pick_models(helped, maximum=maximum)
+        return (*pick_models(local, max_models=maximum), False)
+    used, left_out = pick_models(helped, max_models=maximum)
     if not local:
         return used, left_out, True
-    local_used, local_left_out = pick_models(local, maximum=maximum)
+    local_used, local_left_out = pick_models(local, max_models=maximum)
     left_out += local_left_out
     with_help = average_held_out(used)
     task = local[0].task
-    if surely_better(average_held_out(local_used), with_help, task.measure, seed=task.seed):
+    without_help = average_held_out(local_used)
+    if is_significantly_better(without_help, with_help, task.measure, seed=task.seed):
         return local_used, left_out, False
     return used, left_out, True
 
@@ -444,7 +445,7 @@ def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
         local: the best model of the active's own features; its task's measure decides.
     """
     task = local.task
-    return surely_better(with_help, local.score_held_out(), task.measure, seed=task.seed)
+    return is_significantly_better(with_help, local.score_held_out(), task.measure, seed=task.seed)
 
 
 def wrap_as_networks(model: nn.Module) -> ActiveNetworks:
@@ -486,7 +487,7 @@ def _list_pupils(task: BaselineTask, received_UD: FloatArray) -> list[_Candidate
     A pupil is a model of the features x; its teacher reads the received sums, too. `received_UD`:
     the mean received sum, D numbers for each of the task's U rows; NaN where there is none.
     """
-    view = View.for_whole_row(task.features.shape[1])
+    view = ColumnView.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
     return [
         _PupilCandidate(baseline=ridge, task=task, view=view, input="x", pupil=pupil)
@@ -502,15 +503,17 @@ def _list_candidates(
     `encoder`: computes the representation h of a row's features x. `inputs`: any of "x", "h" and
     "x_and_h"; "pupils" is ignored, since `_list_pupils` lists them.
     """
-    views: list[tuple[Input, View, BaselineTask]] = []
+    views: list[tuple[Input, ColumnView, BaselineTask]] = []
     if "x" in inputs:
-        views.append(("x", View.for_whole_row(task.features.shape[1]), task))
+        views.append(("x", ColumnView.for_whole_row(task.features.shape[1]), task))
     if "h" in inputs or "x_and_h" in inputs:
         h_UD = compute_representations(encoder, task)
         rows_UC = np.concatenate([task.features, h_UD], axis=1)
         width = rows_UC.shape[1]
-        h_view = View.from_rows(rows_UC, first=task.features.shape[1], end=width)
-        whole_view = View.from_rows(rows_UC, first=0, end=width)
+        h_view = ColumnView.from_rows(
+            rows_UC, first_column=task.features.shape[1], end_column=width
+        )
+        whole_view = ColumnView.from_rows(rows_UC, first_column=0, end_column=width)
         if "h" in inputs:
             views.append(("h", h_view, _apply_view(h_view, rows_UC, task)))
         if "x_and_h" in inputs:
@@ -542,7 +545,7 @@ def compute_representations(encoder: nn.Module, task: BaselineTask) -> FloatArra
     return np.asarray(h_UD, dtype=np.float64)
 
 
-def _apply_view(view: View, rows_UC: FloatArray, task: BaselineTask) -> BaselineTask:
+def _apply_view(view: ColumnView, rows_UC: FloatArray, task: BaselineTask) -> BaselineTask:
     """Return the task with other features: the columns of `rows_UC` that a view reads.
 
     They are standardised. `rows_UC`: the features x beside the representation h.

@@ -735,7 +735,7 @@ class SequenceView:
             order_B = self._rows_N[rows_B].argsort()
             shares_BC = torch.from_numpy(common_BC).clamp(min=0)
             features_B = self._features_N[self._rows_N[rows_B][order_B]]
-            self.recurrent.learn_from(features_B, shares_BC[order_B])
+            self.recurrent.set_training_rows(features_B, shares_BC[order_B])
         self.recurrent.train(step)
 
     def compute_states(self) -> Floats:
@@ -1160,7 +1160,7 @@ def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> Sequ
     holds_labels = table.labels is not None
     labels_N = select_learnt_labels(party) if holds_labels else None
     try:
-        recurrent = SequenceViews.begin(
+        recurrent = SequenceViews.make_untrained(
             party.name,
             model,
             features_N=table.features,

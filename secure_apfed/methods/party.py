@@ -32,7 +32,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
-from secure_apfed.learning.own_code import FreshFamily, OwnCode, name_part_in_errors
+from secure_apfed.learning.own_code import FreshFamily, UserFunctions, name_part_in_errors
 from secure_apfed.learning.release import ActiveProtections, ChargedGuard, ContributionNoise
 from secure_apfed.learning.trainers import ActiveTrainer, PassiveDescent, PassiveTrainer
 from secure_apfed.measures.tasks import TASKS, Task
@@ -262,7 +262,7 @@ class PartyContext:
     aligned: Tensor | None = field(default=None, repr=False)
     predicts: str | None = None
     allow_reading_all: bool = True
-    code: OwnCode = field(default_factory=OwnCode, repr=False)
+    code: UserFunctions = field(default_factory=UserFunctions, repr=False)
     record_contribution: Callable[[int, Tensor, Tensor], None] | None = None
 
     @property
@@ -392,7 +392,7 @@ class PartyContext:
             seed=self.secrets.seed,
             private_updates=accounts.private_updates,
             task=self.task,
-            own_optimization=self.code.steps,
+            own_optimization=self.code.optimization,
             needs_independent_rows=accounts.needs_independent_rows,
         )
 
@@ -445,7 +445,7 @@ class PartyContext:
             features_N=self.features_of(rows.clamp(min=0)),
             train=self.config.train,
             seed=self.secrets.seed,
-            own_optimization=self.code.steps,
+            own_optimization=self.code.optimization,
             needs_independent_rows=is_noised,
         )
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from secure_apfed.baselines import FOLDS, Baseline, BaselineTask, Predictor, list_local_models
 from secure_apfed.baselines.classical import fit_ridges
-from secure_apfed.baselines.fitted import View
+from secure_apfed.baselines.fitted import ColumnView
 from secure_apfed.baselines.interface import MIN_CLASSES, FloatArray, IntArray, split_folds
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.measures.table import Scored, probabilities_of
@@ -86,7 +86,7 @@ class _TeacherInputs:
         return cls(
             task=replace(task_of_answered, features=inputs_TC, shape=inputs_TC.shape[1:]),
             answered=answered,
-            is_answered_n=np.isin(task.labelled, answered),
+            is_answered_n=np.isin(task.labelled_indices, answered),
             rows=len(task.features),
         )
 
@@ -171,7 +171,7 @@ def teach_pupils(task: BaselineTask, received_UD: FloatArray) -> list[Pupil]:
     if no_sum_received:
         return []
     answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))
-    answered_labels = task.labels[np.isin(task.labelled, answered)]
+    answered_labels = task.labels[np.isin(task.labelled_indices, answered)]
     if len(np.unique(answered_labels)) < MIN_CLASSES:
         return []
     inputs = _TeacherInputs.from_sums(task, received_UD, answered)
@@ -202,7 +202,7 @@ def _fit_pupils(
     for fold_number, fold in enumerate(folds):
         fold_pupils = _fit_without(task, teachings, fold, fold_number)
         for scores, pupil in zip(fold_scores, fold_pupils, strict=True):
-            scores.append(pupil.compute_scores(task.labelled_rows[fold]))
+            scores.append(pupil.compute_scores(task.labelled_features[fold]))
     # The pupils that predict are fitted to all rows. Their teachers were fitted to all labels, and
     # stand last in `by_fold`.
     nothing_left_out = np.arange(0)
@@ -234,8 +234,8 @@ def _fit_without(
     targets = []
     for teaching in teachings:
         likely_UK = teaching.by_fold[fold_number].copy()
-        likely_UK[task.labelled] = task.indicators
-        likely_UK[task.labelled[left_out]] = 0  # zeros: no target
+        likely_UK[task.labelled_indices] = task.one_hot_labels
+        likely_UK[task.labelled_indices[left_out]] = 0  # zeros: no target
         targets.append(likely_UK)
     has_target_U = np.all([likely_UK.any(axis=1) for likely_UK in targets], axis=0)
     rows = np.flatnonzero(has_target_U)
@@ -244,4 +244,6 @@ def _fit_without(
 
 def _standardise_rows(rows_TF: FloatArray) -> FloatArray:
     """Return the rows with every column brought to mean 0 and variance 1."""
-    return View.from_rows(rows_TF, first=0, end=rows_TF.shape[1]).standardise_columns(rows_TF)
+    return ColumnView.from_rows(
+        rows_TF, first_column=0, end_column=rows_TF.shape[1]
+    ).standardise_columns(rows_TF)

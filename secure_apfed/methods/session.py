@@ -42,7 +42,7 @@ from secure_apfed.exchange import (
     Transcript,
     agree_on_contract,
 )
-from secure_apfed.learning.own_code import CodeSettings, OwnCode, split_code
+from secure_apfed.learning.own_code import UserFunctions, UserFunctionSettings, split_user_functions
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.methods.alignment import (
     DEALER,
@@ -741,7 +741,7 @@ class Session:
             self.party_session.party.config,
             len(self.party_session.party.data.classes),
             self.list_column_counts(),
-            numbers=agreed.get("numbers"),
+            agreed_numbers=agreed.get("numbers"),
         )
         secure_sum = {**agreed, "rounding": self.learner.rounding}
         if description is not None:
@@ -810,7 +810,7 @@ class SimulationInputs:
     secrets: Mapping[str, PartySecrets] = field(default_factory=dict)
     session: str = field(default_factory=new_session)
     alignment: Mapping[str, Tensor] | None = None
-    code: Mapping[str, OwnCode] = field(default_factory=dict)
+    code: Mapping[str, UserFunctions] = field(default_factory=dict)
 
     def build_context(
         self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
@@ -826,8 +826,8 @@ class SimulationInputs:
         active = self.data.active.name
         passives = tuple(table.name for table in self.data.passives)
         # One process simulates all parties, so the settings may name every party's own code.
-        _, code_by_party = split_code(self.config, active, passives)
-        named_code = code_by_party.get(name, CodeSettings())
+        _, code_by_party = split_user_functions(self.config, active, passives)
+        named_code = code_by_party.get(name, UserFunctionSettings())
         return PartyContext(
             config=self.config,
             name=name,
@@ -837,7 +837,7 @@ class SimulationInputs:
             known=known,
             data_or_none=self.data.select_party(name),
             aligned=aligned,
-            code=self.code.get(name) or OwnCode.from_settings(named_code),
+            code=self.code.get(name) or UserFunctions.from_settings(named_code),
         )
 
 

@@ -37,8 +37,8 @@ from secure_apfed.baselines import (
     score_out_of_fold,
 )
 from secure_apfed.baselines.fitted import (
+    ColumnView,
     FittedModel,
-    View,
     blend_models,
     convert_forest,
     join_scores_to_row,
@@ -340,7 +340,7 @@ class Student:
         student = copy.deepcopy(student).cpu().double()
         if isinstance(student.encoder, FittedModel):  # trees fitted to the rows' targets
             return wrap_as_networks(
-                blend_models(View.for_whole_row(features), student.encoder, local)
+                blend_models(ColumnView.for_whole_row(features), student.encoder, local)
             )
         # Ridge regression on random features predicts probabilities; other networks give logits.
         are_shares = isinstance(student.encoder, RandomFeatures)
@@ -365,7 +365,7 @@ class Student:
                 model: nn.Module = _fit_trees(task, rows_V, targets_UK, _MIN_LEAF_ROWS[name])
             else:
                 unused_labels = np.flatnonzero(~is_used_U[self.labelled])
-                task = task.with_few_rows.drop_labels(unused_labels)
+                task = task.subsampled.drop_labels(unused_labels)
                 model = LocalModel(baseline=find_baseline(name), task=task).build_network()
         return wrap_as_networks(model)
 
@@ -647,8 +647,8 @@ def _fit_trees(
     trees = grow_regressing_trees(
         task.features[rows_V],
         targets_UK[rows_V],
-        count=_TREE_COUNT,
-        leaf=min_leaf_rows,
+        tree_count=_TREE_COUNT,
+        min_leaf_rows=min_leaf_rows,
         seed=task.derive_random_state("trees of a student"),
     )
     shares = [tree.value[:, :, 0] for tree in trees]
@@ -681,7 +681,9 @@ def make_labeller_prior(labeller: Labeller) -> Prior:
     A prior is a function from a task to the active's prediction rule (`Belief`).
     """
     return lambda _: Belief(
-        lambda task: labeller.label_rows(task.features, task.labelled, task.labels, task.classes)
+        lambda task: labeller.label_rows(
+            task.features, task.labelled_indices, task.labels, task.classes
+        )
     )
 
 
@@ -691,7 +693,7 @@ def make_baseline_prior(baseline: Baseline) -> Prior:
     A prior is a function from a task to the active's prediction rule (`Belief`).
     """
     return lambda _: Belief(
-        lambda task: baseline.fit(task.with_few_rows).compute_scores(task.features), baseline
+        lambda task: baseline.fit(task.subsampled).compute_scores(task.features), baseline
     )
 
 
@@ -747,7 +749,7 @@ def collect_validation_rows(
         fold_scores = []
         for fold in folds:
             scores_UK = belief.predict_scores(task.drop_labels(fold))
-            fold_scores.append(scores_UK[task.labelled[fold]])
+            fold_scores.append(scores_UK[task.labelled_indices[fold]])
         own_JK = _compute_shares(np.concatenate(fold_scores), frequencies)
     else:
         scored = score_out_of_fold(belief.baseline, task)
@@ -759,7 +761,7 @@ def collect_validation_rows(
     positions = positions[is_used]
     own_JK = own_JK[is_used]
     return ValidationRows(
-        row_positions=task.labelled[positions],
+        row_positions=task.labelled_indices[positions],
         labels_J=task.labels[positions],
         local_probabilities_JK=own_JK,
     )

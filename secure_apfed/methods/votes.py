@@ -336,7 +336,7 @@ class VotesPassive(HelperRole):
                 index_among_known_U[labelled_n[is_known_n]],
                 ballot.labels.numpy()[is_known_n],
                 self.classes,
-                question=ballot.payload,
+                request=ballot.payload,
             )
         return votes_UK
 

@@ -89,38 +89,38 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
     Raises ModelError: the network does not take such rows, or does not return one row of floats for
     each of them.
     """
-    kind = type(module).__name__
-    modes = {part: part.training for part in module.modules()}
+    class_name = type(module).__name__
+    mode_by_part = {part: part.training for part in module.modules()}
     module.eval()
-    weights: Iterator[Any] = module.parameters()
-    initialised = (weight for weight in weights if not is_lazy(weight))
+    parameters: Iterator[Any] = module.parameters()
+    initialised = (weight for weight in parameters if not is_lazy(weight))
     reference = next(initialised, torch.empty(0))  # the rows get its type and device
     try:
         with torch.no_grad():
-            result = module(reference.new_zeros((2, *features)))
+            output = module(reference.new_zeros((2, *features)))
     except (ApfedError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise ModelError(
-            f"{kind} does not take rows of shape {features}: {type(error).__name__}: {error}"
+            f"{class_name} does not take rows of shape {features}: {type(error).__name__}: {error}"
             f"{_name_dtypes(module)}; choose another model.network or another partition, or hand "
             "in a network of such rows, whose forward takes them alone"
         ) from error
     finally:
-        for part, mode in modes.items():
+        for part, mode in mode_by_part.items():
             part.training = mode
-    if not isinstance(result, Tensor) or result.ndim < 2 or len(result) != 2:
-        got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+    if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != 2:
+        output_kind = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"a network makes one tensor (B, ...) of rows (B, ...), with one row for each; of two "
-            f"rows of shape {features} {kind} made {got}"
+            f"rows of shape {features} {class_name} made {output_kind}"
         )
-    if not result.is_floating_point():
+    if not output.is_floating_point():
         raise ModelError(
-            f"a network makes floating-point numbers, which have gradients; {kind} made "
-            f"{result.dtype}: leave out what rounds, counts or makes complex numbers"
+            f"a network makes floating-point numbers, which have gradients; {class_name} made "
+            f"{output.dtype}: leave out what rounds, counts or makes complex numbers"
         )
-    shape: Shape = tuple(result.shape[1:])
+    shape: Shape = tuple(output.shape[1:])
     return shape
 
 
@@ -162,16 +162,17 @@ def make_projection(size: int, representation: Shape) -> nn.Module:
     return nn.Sequential(nn.Flatten(), _make_linear(math.prod(representation), size))
 
 
-def make_two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
+def make_two_layer_head(size: int, hidden_width: int, classes: int, dropout: float) -> nn.Module:
     """Return a head of two linear layers with ReLU and dropout between (APFed, Tables 3 and 4).
 
-    `size`: numbers that the head reads. `width`: width of its hidden layer. `dropout`: probability.
+    `size`: numbers that the head reads. `hidden_width`: width of its hidden layer. `dropout`:
+    probability.
     """
     layers = (
-        _make_linear(size, width),
+        _make_linear(size, hidden_width),
         nn.ReLU(),
         nn.Dropout(dropout),
-        _make_linear(width, classes),
+        _make_linear(hidden_width, classes),
     )
     return nn.Sequential(nn.Flatten(), *layers)
 
@@ -450,8 +451,8 @@ class RandomFeatures(Standardised):
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         self._fit_scale(rows_NF)
-        step = max(1, len(rows_NF) // _SAMPLE)
-        sample_NF = (rows_NF[::step] - self.centre) / self.scale
+        row_stride = max(1, len(rows_NF) // _SAMPLE)
+        sample_NF = (rows_NF[::row_stride] - self.centre) / self.scale
         distances = torch.pdist(sample_NF)
         distances = distances[distances > 0]
         if len(distances):
@@ -461,10 +462,10 @@ class RandomFeatures(Standardised):
         """Return a constant, F scaled features and D cosines of each of B rows, (B, 1 + F + D)."""
         z_BF = self.standardise_rows(features_B)
         size = len(self.phases)
-        waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
+        cosines_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
         ones_B1 = torch.ones_like(z_BF[:, :1])
         scaled_BF = z_BF / math.sqrt(z_BF.shape[1])
-        return torch.cat([ones_B1, scaled_BF, math.sqrt(2 / size) * waves_BD], dim=1)
+        return torch.cat([ones_B1, scaled_BF, math.sqrt(2 / size) * cosines_BD], dim=1)
 
 
 class RandomFeatureFamily(Perceptron):
@@ -494,19 +495,19 @@ class Projection(Standardised):
 
     directions: Tensor
 
-    def __init__(self, features: int, numbers: int, *, allow_reading_all: bool = False) -> None:
+    def __init__(self, features: int, size: int, *, allow_reading_all: bool = False) -> None:
         """Draw the random directions W / sqrt(F D).
 
         Args:
             features: F, numbers of a flattened row.
-            numbers: D, numbers of the projection.
+            size: D, numbers of the projection.
             allow_reading_all: whether `fit` accepts any D.
         """
-        check_layer_size(features, numbers)
+        check_layer_size(features, size)
         super().__init__(features, torch.float64)
         self._allow_reading_all = allow_reading_all
-        directions = torch.randn(features, numbers, dtype=torch.float64)
-        self.register_buffer("directions", directions / math.sqrt(features * numbers))
+        directions = torch.randn(features, size, dtype=torch.float64)
+        self.register_buffer("directions", directions / math.sqrt(features * size))
 
     def fit(self, features_NF: Tensor) -> None:
         """Set centre and scale by these N rows.
@@ -515,14 +516,14 @@ class Projection(Standardised):
         `allow_reading_all`.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
-        numbers = self.directions.shape[1]
-        columns = count_columns(rows_NF)
-        allowed = compute_number_limit(columns)
-        if numbers > allowed and not self._allow_reading_all:
+        size = self.directions.shape[1]
+        distinct_columns = count_columns(rows_NF)
+        max_size = compute_number_limit(distinct_columns)
+        if size > max_size and not self._allow_reading_all:
             raise ModelError(
-                f"a projection to {numbers} numbers of {columns} columns that differ is refused, "
-                "since whoever knows some people reads the others' columns from it; take "
-                f"{allowed} numbers or fewer, or more columns"
+                f"a projection to {size} numbers of {distinct_columns} columns that differ is "
+                "refused, since whoever knows some people reads the others' columns from it; take "
+                f"{max_size} numbers or fewer, or more columns"
             )
         self._fit_scale(rows_NF)
 
@@ -557,17 +558,17 @@ class CrossView(RandomFeatures):
         predictor: the linear layer from these to h.
     """
 
-    def __init__(self, features: int, numbers: int, size: int) -> None:
+    def __init__(self, features: int, h_size: int, size: int) -> None:
         """Build both maps of random features, and the linear layer between them.
 
         Args:
             features: F, numbers of a flattened row x.
-            numbers: D, numbers of h.
+            h_size: D, numbers of h.
             size: number of random cosines, both of x and of (x, h).
         """
-        super().__init__(features + numbers, size)
+        super().__init__(features + h_size, size)
         self.own = RandomFeatures(features, size)
-        self.predictor = _make_linear(1 + features + size, numbers, bias=False)
+        self.predictor = _make_linear(1 + features + size, h_size, bias=False)
 
     def fit(self, features_NF: Tensor) -> None:
         """Fit centre, scale and kernel width to these N rows, with a prediction h of zero."""
@@ -593,13 +594,13 @@ class CrossView(RandomFeatures):
         `rows_NF`: the pairs; here F counts the columns of both.
         """
         super()._fit_scale(rows_NF)
-        numbers = self.predictor.out_features
-        columns = len(self.scale)
-        weighted = []
-        for scale in self.scale.split((columns - numbers, numbers)):
+        h_size = self.predictor.out_features
+        column_count = len(self.scale)
+        weighted_scales = []
+        for scale in self.scale.split((column_count - h_size, h_size)):
             varying_columns = scale.isfinite().sum().clamp(min=1)  # constant ones have scale inf
-            weighted.append(scale * (varying_columns / columns).sqrt())
-        self.scale = torch.cat(weighted)
+            weighted_scales.append(scale * (varying_columns / column_count).sqrt())
+        self.scale = torch.cat(weighted_scales)
 
     def _append_h(self, features_B: Tensor, h_BD: Tensor) -> Tensor:
         """Return the flattened rows with their h appended, (B, F + D)."""
@@ -653,10 +654,10 @@ class SequenceEncoder(nn.Module):
     def encode_views(self, features_B: Tensor) -> list[Tensor]:
         """Return the last states of B rows in both directions, (B, 2 D) for each view."""
         widths = [1 + steps * channels for steps, channels in self.sequences]
-        columns_of_views = features_B.flatten(1).split(widths, dim=1)
+        columns_by_view = features_B.flatten(1).split(widths, dim=1)
         states = []
         for gru, columns_BF, sequence in zip(
-            self.views, columns_of_views, self.sequences, strict=True
+            self.views, columns_by_view, self.sequences, strict=True
         ):
             used_steps_B = columns_BF[:, 0]
             steps_BTC = columns_BF[:, 1:].unflatten(1, sequence)
@@ -806,8 +807,8 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
             )
         return NETWORKS[settings.network]
     if len(features) == 3 and features[0] in _AUTO:
-        name, minimum = _AUTO[features[0]]
-        if min(features[1:]) >= minimum:
+        name, min_side = _AUTO[features[0]]
+        if min(features[1:]) >= min_side:
             return NETWORKS[name]
     return NETWORKS["mlp"]
 
@@ -839,7 +840,7 @@ def make_encoder_and_head(
 
 @contextmanager
 def limit_threads_for(
-    settings: ModelSettings, batch: int, tables: Iterable[Shape]
+    settings: ModelSettings, batch_size: int, row_shapes: Iterable[Shape]
 ) -> Iterator[None]:
     """Limit torch's threads in the `with` block to as many as speed up the steps of a training.
 
@@ -848,17 +849,21 @@ def limit_threads_for(
 
     Args:
         settings: settings of the networks.
-        batch: number of rows in a step.
-        tables: shape of one row of each party's table; the largest one decides.
+        batch_size: number of rows in a step.
+        row_shapes: shape of one row of each party's table; the largest one decides.
     """
-    available = torch.get_num_threads()
+    available_threads = torch.get_num_threads()
     threads = 1
-    for shape in tables:
+    for shape in row_shapes:
         widths = (math.prod(shape), *settings.hidden, settings.representation_size)
-        work = batch * sum(inputs * outputs for inputs, outputs in pairwise(widths))
+        multiplications = batch_size * sum(inputs * outputs for inputs, outputs in pairwise(widths))
         is_large = settings.is_own or isinstance(family_for(settings, shape), Convolutional)
-        useful = available if is_large else min(available, work // _WORK_PER_THREAD)
-        threads = max(threads, useful)
+        useful_threads = (
+            available_threads
+            if is_large
+            else min(available_threads, multiplications // _WORK_PER_THREAD)
+        )
+        threads = max(threads, useful_threads)
     with limit_threads(threads):
         yield
 

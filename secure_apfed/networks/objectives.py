@@ -33,7 +33,7 @@ from secure_apfed.settings.training import (
 
 
 def contrastive_loss(
-    a_BD: Tensor, p_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"
+    active_BD: Tensor, passive_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"
 ) -> Tensor:
     """Return the contrastive loss between two parties' representations of the same people.
 
@@ -42,31 +42,31 @@ def contrastive_loss(
     rows of both parties.
 
     Args:
-        a_BD, p_BD: representations by the active and by the passive, D numbers for each of B
-            people in the same order.
+        active_BD, passive_BD: representations by the active and by the passive, D numbers for each
+            of B people in the same order.
         temperature: tau, which divides the similarities; Eq. (14) prints it as lambda.
-        anchors: "active": the rows of `a_BD` are anchors, as in Eq. (14); "both": the rows of
-            `p_BD`, too, so that the mean is over 2B anchors, as in the authors' release.
+        anchors: "active": the rows of `active_BD` are anchors, as in Eq. (14); "both": the rows of
+            `passive_BD`, too, so that the mean is over 2B anchors, as in the authors' release.
 
     Raises ModelError: the shapes differ, or `anchors` has another value.
     """
-    if a_BD.dim() != 2 or a_BD.shape != p_BD.shape:
+    if active_BD.dim() != 2 or active_BD.shape != passive_BD.shape:
         raise ModelError(
             "contrasted views are two matrices of one shape, got "
-            f"{tuple(a_BD.shape)} and {tuple(p_BD.shape)}"
+            f"{tuple(active_BD.shape)} and {tuple(passive_BD.shape)}"
         )
     if anchors not in ("active", "both"):
         raise ModelError(f"anchors are active or both, got {anchors!r}")
-    rows = len(a_BD)
-    both_2BD = F.normalize(torch.cat([a_BD, p_BD]), dim=1)
-    anchor_count = 2 * rows if anchors == "both" else rows
+    row_count = len(active_BD)
+    both_2BD = F.normalize(torch.cat([active_BD, passive_BD]), dim=1)
+    anchor_count = 2 * row_count if anchors == "both" else row_count
     scores = both_2BD[:anchor_count] @ both_2BD.T / temperature
-    anchor = torch.arange(anchor_count, device=scores.device)
+    anchors_range = torch.arange(anchor_count, device=scores.device)
     # An anchor is not compared with itself; its positive is the same person in the other view.
-    scores = scores.index_put((anchor, anchor), scores.new_full((), -torch.inf))
+    scores = scores.index_put((anchors_range, anchors_range), scores.new_full((), -torch.inf))
     # Row i of one view and row i of the other are B apart in the concatenation.
-    positive = (anchor + rows) % (2 * rows)
-    return F.cross_entropy(scores, positive)
+    positive_columns = (anchors_range + row_count) % (2 * row_count)
+    return F.cross_entropy(scores, positive_columns)
 
 
 class Objective(nn.Module):
@@ -253,10 +253,10 @@ class Clustering(Objective):
 
         x_NF = features_N.flatten(1).double().cpu()
         clusters = len(self.centres_KF)
-        if (different := len(x_NF.unique(dim=0))) < clusters:
+        if (distinct_rows := len(x_NF.unique(dim=0))) < clusters:
             raise ModelError(
                 f"{clusters} clusters need as many different rows of people whom this passive "
-                f"shares, got {different}; lower objective.clusters of it under passives"
+                f"shares, got {distinct_rows}; lower objective.clusters of it under passives"
             )
         # The caller seeds torch's generator, so that runs repeat.
         seed = int(torch.randint(2**31 - 1, ()))

@@ -38,18 +38,22 @@ def count_columns(rows_NF: Tensor) -> int:
 
     `rows_NF`: F columns of N rows.
     """
-    step = max(1, math.ceil(len(rows_NF) / _MAX_ROWS))
-    rows_NF = rows_NF[::step].flatten(1).detach().to("cpu", torch.float64)
+    row_stride = max(1, math.ceil(len(rows_NF) / _MAX_ROWS))
+    rows_NF = rows_NF[::row_stride].flatten(1).detach().to("cpu", torch.float64)
     if not rows_NF.numel():
         return 0
     scale_F = rows_NF.std(0, correction=0)
-    differs_F = scale_F > _MIN_SCALE
-    z_NF = (rows_NF - rows_NF.mean(0))[:, differs_F] / scale_F[differs_F]
-    if not z_NF.numel():
+    is_varying_F = scale_F > _MIN_SCALE
+    standardised_NF = (rows_NF - rows_NF.mean(0))[:, is_varying_F] / scale_F[is_varying_F]
+    if not standardised_NF.numel():
         return 0
     # Both products have the same positive eigenvalues; the smaller one is decomposed.
-    gram = z_NF.T @ z_NF if z_NF.shape[1] <= len(z_NF) else z_NF @ z_NF.T
-    variances = torch.linalg.eigvalsh(gram)
+    gram_matrix = (
+        standardised_NF.T @ standardised_NF
+        if standardised_NF.shape[1] <= len(standardised_NF)
+        else standardised_NF @ standardised_NF.T
+    )
+    variances = torch.linalg.eigvalsh(gram_matrix)
     return int((variances > variances[-1] * _MIN_VARIANCE).sum())
 
 
@@ -58,7 +62,7 @@ def compute_number_limit(columns: int) -> int:
     return columns // 2
 
 
-def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
+def warn_if_narrow(party: str, distinct_columns: int, numbers_per_person: int) -> None:
     """Warn (NarrowTableWarning) a passive whose gradients are large for its number of columns.
 
     They are if they have more numbers per person than half of its distinct columns. A gradient of
@@ -67,61 +71,63 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
 
     Args:
         party: name of the passive.
-        columns: number of distinct columns of its table; see `count_columns`.
-        numbers: number of values about one person that it contributes in a step.
+        distinct_columns: number of distinct columns of its table; see `count_columns`.
+        numbers_per_person: number of values about one person that it contributes in a step.
     """
-    limit = compute_number_limit(columns)
-    if numbers <= limit:
+    max_numbers = compute_number_limit(distinct_columns)
+    if numbers_per_person <= max_numbers:
         return
-    advice = f"model.projection of {limit:,} or less, or on secure_sum.noise"
-    if not limit:
+    advice = f"model.projection of {max_numbers:,} or less, or on secure_sum.noise"
+    if not max_numbers:
         advice = "secure_sum.noise, or take no part"
     warnings.warn(
-        f"{party}: its gradients have {numbers:,} numbers of a person, and its table has "
-        f"{columns:,} column{'' if columns == 1 else 's'} that differ: the active can learn most "
-        f"of them from the sums. Agree on {advice}",
+        f"{party}: its gradients have {numbers_per_person:,} numbers of a person, and its table "
+        f"has {distinct_columns:,} column{'' if distinct_columns == 1 else 's'} that differ: the "
+        f"active can learn most of them from the sums. Agree on {advice}",
         NarrowTableWarning,
         stacklevel=2,
     )
 
 
-def describe_rank(numbers: float, columns: int | None) -> str:
+def describe_rank(numbers_per_person: float, distinct_columns: int | None) -> str:
     """Return in words how much of the passives' columns decoded sums can reveal.
 
     Args:
-        numbers: how many numbers about one person a run decodes, each linear in the columns.
-        columns: number of distinct columns of all contributing parties; None: each party knows
-            only its own.
+        numbers_per_person: how many numbers about one person a run decodes, each linear in the
+            columns.
+        distinct_columns: number of distinct columns of all contributing parties; None: each party
+            knows only its own.
     """
-    text = f"{numbers:,.0f} number{'' if numbers == 1 else 's'} of "
-    if columns is None:
+    text = f"{numbers_per_person:,.0f} number{'' if numbers_per_person == 1 else 's'} of "
+    if distinct_columns is None:
         return f"{text}columns that each party alone has counted"
-    text += f"{columns:,} column{'' if columns == 1 else 's'}"
-    if numbers >= columns:
+    text += f"{distinct_columns:,} column{'' if distinct_columns == 1 else 's'}"
+    if numbers_per_person >= distinct_columns:
         return f"{text}: everything can be read"
-    return f"{text}: at most {numbers / columns:.0%} of what unrelated columns hold can be read"
+    share = numbers_per_person / distinct_columns
+    return f"{text}: at most {share:.0%} of what unrelated columns hold can be read"
 
 
 def describe_opened_numbers(
     config: "RunSettings",
     classes: int,
-    columns: Sequence[int] | None,
+    columns_by_party: Sequence[int] | None,
     *,
-    numbers: int | None = None,
+    agreed_numbers: int | None = None,
 ) -> str | None:
     """Return in words what the sums that the active decodes reveal about the passives' columns.
 
     Args:
         config: the run's settings.
         classes: number of classes.
-        columns: number of distinct columns of each contributing party; None: unknown here.
-        numbers: how many numbers per person are decoded, if the parties agreed on that; None: as
-            configured.
+        columns_by_party: number of distinct columns of each contributing party; None: unknown here.
+        agreed_numbers: how many numbers per person are decoded, if the parties agreed on that;
+            None: as configured.
 
     Returns None if nothing linear in the columns is decoded, or the method does not count it.
     """
-    configured = config.method.bound_linear_combinations(config, classes)
-    if not 0 < configured < math.inf:
+    configured_numbers = config.method.bound_linear_combinations(config, classes)
+    if not 0 < configured_numbers < math.inf:
         return None
-    decoded = configured if numbers is None else numbers
-    return describe_rank(decoded, sum(columns) if columns else None)
+    decoded_numbers = configured_numbers if agreed_numbers is None else agreed_numbers
+    return describe_rank(decoded_numbers, sum(columns_by_party) if columns_by_party else None)

@@ -90,12 +90,12 @@ class SummedLinear(nn.Module):
         rows. Raises LocalProtocolError: `values` has other parties than `sizes`, or other shapes.
         """
         self._check_values(values)
-        terms = {name: part(values[name]) for name, part in self.parts.items()}
-        own = terms.pop(self.receiver, None)
-        total: Tensor = self._add_outside(self.add, terms)
-        if own is not None:
-            total = total + own
-        return total if self.bias is None else total + self.bias
+        output_by_party = {name: part(values[name]) for name, part in self.parts.items()}
+        receiver_output = output_by_party.pop(self.receiver, None)
+        output: Tensor = self._add_outside(self.add, output_by_party)
+        if receiver_output is not None:
+            output = output + receiver_output
+        return output if self.bias is None else output + self.bias
 
     def to_linear(self) -> nn.Linear:
         """Return an ordinary linear layer over the concatenation, with a copy of these weights."""
@@ -137,14 +137,14 @@ class SummedLinear(nn.Module):
                 f"SummedLinear: expected the representations of {', '.join(self.sizes)}, got those "
                 f"of {', '.join(map(str, values)) or 'nobody'}"
             )
-        rows = len(next(iter(values.values())))
+        row_count = len(next(iter(values.values())))
         for name, size in self.sizes.items():
             shape = tuple(getattr(values[name], "shape", ()))
-            if shape != (rows, size):
+            if shape != (row_count, size):
                 raise LocalProtocolError(
-                    f"SummedLinear: expected a tensor of shape ({rows}, {size}) of {name}, got "
-                    f"{type(values[name]).__name__} of shape {shape}; flatten it before, and give "
-                    "all parties the same rows"
+                    f"SummedLinear: expected a tensor of shape ({row_count}, {size}) of {name}, "
+                    f"got {type(values[name]).__name__} of shape {shape}; flatten it before, and "
+                    "give all parties the same rows"
                 )
 
 

@@ -53,7 +53,11 @@ from secure_apfed.data.mapped_tables import is_mapped
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
 from secure_apfed.exchange.sockets import parse_address
-from secure_apfed.learning.own_code import CodeSettings, refuse_code, split_code
+from secure_apfed.learning.own_code import (
+    UserFunctionSettings,
+    refuse_user_functions,
+    split_user_functions,
+)
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.party import PartyFile, Peer, Tls
 from secure_apfed.privacy.ledger import BudgetExhaustedError
@@ -409,9 +413,9 @@ def prepare_parties(
     names = tuple(assign_roles(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_settings(config).encode())
-    shared, code = split_code(config, active, passives)
+    shared, code = split_user_functions(config, active, passives)
     shared_path = run.config
-    refuse_code(shared, source="the file that the run's processes share")
+    refuse_user_functions(shared, source="the file that the run's processes share")
     if shared != config:  # the shared file leaves out names of code, which is each party's own
         shared_path = run.path / _SHARED
         write_atomically(shared_path, dump_settings(shared).encode())
@@ -434,7 +438,7 @@ def prepare_parties(
             peers={peer: peers[peer] for peer in names if peer != name},
             table=None if party_data is None else Path(_TABLE),
             allow_reading_all=config.settings_of(name).allow_reading_all,
-            code=code.get(name, CodeSettings()),
+            code=code.get(name, UserFunctionSettings()),
             code_folder=Path.cwd(),
             timeout_s=timeout_s,
             meet_s=max(meet_s, timeout_s),

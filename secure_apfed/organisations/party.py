@@ -31,7 +31,11 @@ from secure_apfed.exchange.resumable_link import ALL_AGAIN, Connection, LinkTran
 from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, PeerAcceptor, prove_identity
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
-from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code
+from secure_apfed.learning.own_code import (
+    UserFunctions,
+    UserFunctionSettings,
+    refuse_user_functions,
+)
 from secure_apfed.methods import (
     METHODS,
     PartyContext,
@@ -282,7 +286,7 @@ class PartyFile(OwnLimits):
     timeout_s: float = Field(60.0, gt=0, le=86_400)
     meet_s: float = Field(60.0, gt=0, le=86_400)
     allow_reading_all: bool = False
-    code: CodeSettings = CodeSettings()
+    code: UserFunctionSettings = UserFunctionSettings()
     code_folder: Annotated[Path, Field(validate_default=False)] = Path()
     serve: ServeSettings = ServeSettings()
 
@@ -812,7 +816,7 @@ def join_session(
     require_open_project(file.folder)
     require_agreed_link(file)
     config = load_config(file.config)
-    refuse_code(config, source=f"{file.party}: {file.config}, which all parties share,")
+    refuse_user_functions(config, source=f"{file.party}: {file.config}, which all parties share,")
     require_own_limits(file, config)
     rules = config.rules
     role = determine_role(file, config)
@@ -857,7 +861,7 @@ def join_session(
                 known=known,
                 data_or_none=data,
                 allow_reading_all=file.allow_reading_all,
-                code=OwnCode.from_settings(file.code, code_folder=file.code_folder),
+                code=UserFunctions.from_settings(file.code, code_folder=file.code_folder),
                 record_contribution=record.record_contribution if config.attacks else None,
             ),
             role=role,

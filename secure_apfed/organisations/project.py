@@ -43,7 +43,7 @@ from secure_apfed.exchange.certificates import (
 )
 from secure_apfed.exchange.grpc_link import is_loopback
 from secure_apfed.exchange.sockets import parse_address, spell_address
-from secure_apfed.learning.own_code import refuse_code
+from secure_apfed.learning.own_code import refuse_user_functions
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.coalitions import Conflict, find_conflicts
 from secure_apfed.organisations.engines import (
@@ -241,7 +241,7 @@ class Proposal(Document):
             tables = {**shared_data["parties"], party: own_table}
             settings = {**settings, "data": {**shared_data, "parties": tables}}
         config = load_config_text(format_yaml(settings), source="the proposal's settings")
-        refuse_code(config, source="the proposal")
+        refuse_user_functions(config, source="the proposal")
         return config
 
     @model_validator(mode="after")

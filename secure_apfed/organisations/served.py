@@ -45,7 +45,7 @@ from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusTracker, Transcript, Transport, run_role
 from secure_apfed.exchange.resumable_link import Missed, Refusal
-from secure_apfed.learning.own_code import OwnCode
+from secure_apfed.learning.own_code import UserFunctions
 from secure_apfed.methods import METHODS, PartyContext, fresh_secrets
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.joint import Tvfl
@@ -316,7 +316,7 @@ class _JointParty:
     run: str
     card: JointNetworkCard | None
     tensors: Mapping[str, Tensor]
-    code: OwnCode
+    code: UserFunctions
 
     @classmethod
     def from_file(cls, path: Path) -> "_JointParty":
@@ -339,7 +339,7 @@ class _JointParty:
         if file.party == file.active or file.party in file.passives:
             card, tensors = load_joint_network(folder, file.party)
         file = file.model_copy(update={"peers": peers})
-        code = OwnCode.from_settings(file.code, code_folder=file.code_folder)
+        code = UserFunctions.from_settings(file.code, code_folder=file.code_folder)
         return cls(file, config, method, folder, _read_run_name(folder), card, tensors, code)
 
     def load_local_model(self) -> ActiveModel:

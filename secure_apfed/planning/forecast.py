@@ -41,7 +41,7 @@ from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.exchange.transcript import MAX_CONTRIBUTED, count_free_megabytes
 from secure_apfed.learning.black_box import describe_black_boxes
-from secure_apfed.learning.own_code import OwnCode
+from secure_apfed.learning.own_code import UserFunctions
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
 from secure_apfed.methods.alignment import require_labels
 from secure_apfed.methods.terms import (
@@ -1017,7 +1017,8 @@ def _rehearse(
     data = _make_random_data(template, rows, aligned, labelled=labelled)
     # A black box is not called for synthetic people.
     code = {
-        name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, template)
+        name: UserFunctions(gradient=_contribute_zeros)
+        for name in _list_black_boxes(config, template)
     }
     with limit_threads_for(config.model, batch, [table.shape for table in data.tables]):
         start = SimulationInputs(config=rehearsal_config, data=data, code=code)

@@ -39,7 +39,7 @@ from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.data.row_sources import make_features
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import remove_prefix
-from secure_apfed.learning.own_code import ModuleSource, OwnCode, OwnFamily
+from secure_apfed.learning.own_code import ModuleSource, OwnFamily, UserFunctions
 from secure_apfed.measures.tasks import TASKS, Classification, Task
 from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
@@ -211,7 +211,7 @@ def load_model(
     outputs = task.count_outputs(len(network_card.classes))
     try:
         _require_own_parts(network_card.model, encoder=encoder, head=head)
-        own = OwnFamily(OwnCode(encoder=encoder, head=head)) if encoder or head else None
+        own = OwnFamily(UserFunctions(encoder=encoder, head=head)) if encoder or head else None
         network = _build_network(network_card, load(stored), outputs, own)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(

@@ -228,7 +228,7 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
         yield from (_compute_scores(network, data, rows) for network in networks)
         return
     task = BaselineTask.from_run(session.party_session.party.config, data, rows)
-    all_labelled = rows[torch.from_numpy(task.labelled)]
+    all_labelled = rows[torch.from_numpy(task.labelled_indices)]
     tasks = [
         task.drop_labels(torch.isin(all_labelled, labelled).nonzero().flatten().numpy())
         for labelled in labelled_by_fold

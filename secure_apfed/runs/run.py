@@ -31,7 +31,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.transcript import count_free_megabytes
 from secure_apfed.learning.descent import copy_predictor
-from secure_apfed.learning.own_code import OwnCode
+from secure_apfed.learning.own_code import UserFunctions
 from secure_apfed.methods import (
     METHODS,
     PartyCheckpoint,
@@ -105,7 +105,7 @@ def run_in_memory(
     folder: Path | None,
     *,
     data: VerticalData | None = None,
-    code: Mapping[str, OwnCode] = MappingProxyType({}),
+    code: Mapping[str, UserFunctions] = MappingProxyType({}),
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,

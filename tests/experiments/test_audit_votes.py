@@ -61,8 +61,8 @@ class KeepsTooOften(VoteResponse):
 class HalfTheNoise(labellers.PrivateLogistic):
     """The planted bug: half of the deviation on the weights."""
 
-    def compute_sigma(self, *, labelled: int, classes: int) -> float:
-        return super().compute_sigma(labelled=labelled, classes=classes) / 2
+    def compute_sigma(self, *, labelled_count: int, classes: int) -> float:
+        return super().compute_sigma(labelled_count=labelled_count, classes=classes) / 2
 
 
 class Unclipped(labellers.PrivateLogistic):
@@ -75,8 +75,8 @@ class Unclipped(labellers.PrivateLogistic):
 class RowsAsIfTheyWereMany(labellers.PrivateLogistic):
     """The planted bug: the loss is a mean over n, its sensitivity one over all U rows."""
 
-    def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
-        return super().compute_sensitivity(labelled=5, classes=classes)
+    def compute_sensitivity(self, *, labelled_count: int, classes: int) -> float:
+        return super().compute_sensitivity(labelled_count=5, classes=classes)
 
 
 def private(kind: type[labellers.PrivateLogistic], key: bytes) -> labellers.PrivateLogistic:

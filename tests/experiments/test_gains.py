@@ -348,7 +348,7 @@ def test_hidden_labels_do_not_reach_the_baselines(
     monkeypatch.setattr("apfed_experiments.baselines.compare_baselines", spy)
     load_or_measure_baselines(config, tmp_path / "solo.json")
     ((task, *_), _) = spy.call_args
-    assert len(task.labels) == len(task.labelled) == 9
+    assert len(task.labels) == len(task.labelled_indices) == 9
 
 
 @pytest.mark.parametrize("dataset", ["wine", "diabetes"])

@@ -104,7 +104,7 @@ def test_every_baseline_but_the_runs_own_network_teaches() -> None:
     teachers = {teacher.name: teacher for teacher in TEACHERS}
     assert list(teachers) == [name for name in BASELINES if name != "network"]
     assert all(BASELINES[name] is teacher for name, teacher in teachers.items())
-    assert not {teacher.name for teacher in TEACHERS if teacher.of_run}
+    assert not {teacher.name for teacher in TEACHERS if teacher.is_run_network}
 
 
 @pytest.mark.sampled(every=4)
@@ -165,7 +165,7 @@ def test_the_gradient_of_mixmatch_is_that_of_autograd() -> None:
     flatten_parameters([networks])
     with torch.no_grad():
         outputs = networks.list_layer_outputs(x_GMF)
-        error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, weight=75)
+        error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, guess_weight=75)
         networks.set_gradients(x_GMF, outputs, error_GMK)
     for parameter, gradient in zip(networks.parameters(), expected, strict=True):
         assert parameter.grad is not None
@@ -232,7 +232,7 @@ def test_extra_trees_predict_what_their_forest_does(classes: int) -> None:
     task, (x_BF, _) = task_of(clusters(0, each=20), 3, classes=classes)
     forest = ExtraTreesClassifier(200, random_state=task.derive_random_state("extra_trees"))
     scale = classical.fit_scaler(task)
-    forest.fit(scale.transform(task.labelled_rows), task.labels)
+    forest.fit(scale.transform(task.labelled_features), task.labels)
     scores_BK = BASELINES["extra_trees"].fit(task).compute_scores(x_BF)
     assert np.array_equal(scores_BK[:, :4], forest.predict_proba(scale.transform(x_BF)))
     assert not scores_BK[:, 4:].any()
@@ -256,11 +256,13 @@ def test_trees_are_those_of_scikit_learn(
     if public:
         monkeypatch.setattr(forests, "_build_trees", raise_type_error)
     if leaf:
-        trees = forests.grow_regressing_trees(x_NF, targets_NT, count=9, leaf=leaf, seed=5)
+        trees = forests.grow_regressing_trees(
+            x_NF, targets_NT, tree_count=9, min_leaf_rows=leaf, seed=5
+        )
         forest = ExtraTreesRegressor(9, min_samples_leaf=leaf, random_state=5)
         forest.fit(x_NF, targets_NT)
     else:
-        trees, classes = forests.grow_classifying_trees(x_NF, y_N + 2, count=9, seed=5)
+        trees, classes = forests.grow_classifying_trees(x_NF, y_N + 2, tree_count=9, seed=5)
         forest = ExtraTreesClassifier(9, random_state=5).fit(x_NF, y_N + 2)
         assert np.array_equal(classes, forest.classes_)
     assert len(trees) == 9
@@ -271,7 +273,9 @@ def test_trees_are_those_of_scikit_learn(
 
 def test_the_installed_scikit_learn_has_the_builder() -> None:
     forest = ExtraTreesRegressor(1, random_state=0)
-    trees = forests._build_trees(forest, np.eye(4), np.eye(4), classes=None, per_split=4)
+    trees = forests._build_trees(
+        forest, np.eye(4), np.eye(4), class_counts=None, features_per_split=4
+    )
     assert trees[0].node_count == 7
 
 
@@ -281,7 +285,9 @@ def test_spreading_together_is_spreading_apart(name: str) -> None:
     baseline = BASELINES[name]
     task, (x_BF, _) = task_of(moons(160), 8)
     parts = split_folds(task.labels, 3, task.seed)
-    other = replace(task, labelled=task.labelled + 1)  # its labels are no part of the others
+    other = replace(
+        task, labelled_indices=task.labelled_indices + 1
+    )  # its labels are no part of the others
     tasks = [*(task.drop_labels(part) for part in parts), task, other]
     for fitted, alone in zip(baseline.fit_together(tasks), map(baseline.fit, tasks), strict=True):
         assert np.allclose(
@@ -363,7 +369,7 @@ def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
     task = BaselineTask.from_arrays(torch.zeros(6, 1, 2, 3), at, known, classes=2)
     assert task.features.shape == (6, 6)
     assert task.features.dtype == np.float64
-    assert task.indicators.tolist() == [[0, 1], [1, 0]]
+    assert task.one_hot_labels.tolist() == [[0, 1], [1, 0]]
     task = BaselineTask.from_arrays(TABLE, [0, 1], [0, 1], classes=2)
     with pytest.raises(DataError, match="are 3 numbers each"):
         replace(task, shape=(3,))
@@ -427,7 +433,7 @@ class Witness(Baseline):
 
 
 class OwnWitness(Witness):
-    of_run = True
+    is_run_network = True
 
 
 def rows(count: int) -> FloatArray:
@@ -450,10 +456,10 @@ def test_held_out_labels_are_not_in_the_task() -> None:
     compare_baselines(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
     parts = split_folds(task.labels, FOLDS, task.seed)
     *validating, last = witness.tasks
-    held = [sorted(set(range(10)) - set(task.labelled.tolist())) for task in validating]
+    held = [sorted(set(range(10)) - set(task.labelled_indices.tolist())) for task in validating]
     assert held == [part.tolist() for part in parts]
     assert all(len(task.features) == 20 for task in validating)
-    assert np.array_equal(last.labelled, task.labelled)
+    assert np.array_equal(last.labelled_indices, task.labelled_indices)
     witness = Witness(*[True] * 6, *[False] * 4, *[True] * 8, *[False] * 2)
     task = BaselineTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
     (result,) = compare_baselines(
@@ -468,18 +474,18 @@ def test_baselines_learn_from_all_labels_and_some_of_many_rows(
     x_NF, y_N = clusters(0)
     labelled = np.arange(0, len(y_N), 20)
     task = BaselineTask.from_arrays(x_NF, labelled, y_N[labelled], classes=4)
-    assert task.with_few_rows is task
+    assert task.subsampled is task
     monkeypatch.setattr("secure_apfed.baselines.interface.MAX_ROWS", 100)
-    few = task.with_few_rows
-    assert (few.labelled_rows == task.labelled_rows).all()
+    few = task.subsampled
+    assert (few.labelled_features == task.labelled_features).all()
     assert (few.labels == task.labels).all()
     others = few.features[len(labelled) :]
     assert len({*map(bytes, others)} & {*map(bytes, np.delete(x_NF, labelled, axis=0))}) == 84
-    assert (few.features == task.with_few_rows.features).all()
-    assert few.with_few_rows is few
+    assert (few.features == task.subsampled.features).all()
+    assert few.subsampled is few
     assert accuracy(choose_baseline(task), few, (x_NF, y_N)) > 0.9
     every = BaselineTask.from_arrays(x_NF, np.arange(len(y_N)), y_N, classes=4)
-    assert every.with_few_rows is every
+    assert every.subsampled is every
 
 
 def test_models_that_cannot_be_fitted_leave_nothing_to_choose() -> None:

@@ -16,7 +16,12 @@ from torch.nn import functional as F
 from secure_apfed import Passive, Reconstruction, train
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.learning.black_box import BlackBox
-from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code, split_code
+from secure_apfed.learning.own_code import (
+    UserFunctions,
+    UserFunctionSettings,
+    refuse_user_functions,
+    split_user_functions,
+)
 from secure_apfed.methods.accounts import make_sum_release, sum_and_noise
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.folder import RunFolder
@@ -341,15 +346,17 @@ def test_a_plan_names_it_and_does_not_ask_it(beside: Path) -> None:
 def test_nobody_names_it_for_another(beside: Path) -> None:
     config = make_config("never_loaded:gradient")
     with pytest.raises(ConfigError, match=r"code of a party's own \(passives.default.objective"):
-        refuse_code(config, source="the proposal")
-    shared, code = split_code(config, "active", ("passive-1",))
-    refuse_code(shared, source="the proposal")
+        refuse_user_functions(config, source="the proposal")
+    shared, code = split_user_functions(config, "active", ("passive-1",))
+    refuse_user_functions(shared, source="the proposal")
     assert code["passive-1"].gradient == "never_loaded:gradient"
     assert "never_loaded" not in shared.model_dump_json()
 
 
 def test_a_partys_own_file_names_it(beside: Path) -> None:
-    code = OwnCode.from_settings(CodeSettings(gradient="my_registry:Counted"), code_folder=beside)
+    code = UserFunctions.from_settings(
+        UserFunctionSettings(gradient="my_registry:Counted"), code_folder=beside
+    )
     made = code.make_black_box(owner="registry", rows_N=torch.arange(3), ids=IDS[:3])
     assert tuple(made.train_on_rows(0, torch.arange(2), torch.ones(2, D), weight=1.0).shape) == (
         2,
@@ -359,7 +366,7 @@ def test_a_partys_own_file_names_it(beside: Path) -> None:
 
 def test_who_brings_none_is_told_where_to_name_it() -> None:
     with pytest.raises(ConfigError, match=r"code: \{gradient: .my_registry:gradient"):
-        OwnCode().make_black_box(owner="registry", rows_N=torch.arange(3), ids=IDS[:3])
+        UserFunctions().make_black_box(owner="registry", rows_N=torch.arange(3), ids=IDS[:3])
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.interfaces.training import train
-from secure_apfed.learning.own_code import refuse_code, split_code
+from secure_apfed.learning.own_code import refuse_user_functions, split_user_functions
 from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.plugins import import_code, reading_settings
@@ -355,8 +355,8 @@ def test_nobody_names_what_makes_anothers_rows(here: Path) -> None:
     settings = {**make_settings(), "data": name_data({"rows": "never_loaded:rows"})}
     config = Config.model_validate(settings)
     with pytest.raises(ConfigError, match=r"data\.parties\.clinic\.rows.*or rows: own"):
-        refuse_code(config, source="the proposal")
-    shared, named = split_code(config, "clinic", ("lab", "registry"))
+        refuse_user_functions(config, source="the proposal")
+    shared, named = split_user_functions(config, "clinic", ("lab", "registry"))
     assert shared.data.parties is not None
     assert shared.data.parties["clinic"].rows == "own"
     assert shared.data.parties["lab"].rows == "rows.npy"

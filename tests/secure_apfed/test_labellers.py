@@ -332,8 +332,8 @@ def test_the_minimiser_is_as_near_as_it_says(strength: float) -> None:
         residual = share - np.eye(CLASSES)[labels]
         return np.asarray(rows.T @ residual / len(rows) + strength * theta)
 
-    rough = minimise_loss(rows, labels, CLASSES, strength=strength, tolerance=1e-3)
-    fine = minimise_loss(rows, labels, CLASSES, strength=strength, tolerance=1e-9)
+    rough = minimise_loss(rows, labels, CLASSES, penalty=strength, tolerance=1e-3)
+    fine = minimise_loss(rows, labels, CLASSES, penalty=strength, tolerance=1e-9)
     assert np.linalg.norm(gradient(rough)) <= 1e-3 * (1 + 1e-9)
     assert np.linalg.norm(gradient(fine)) <= 1e-9 * (1 + 1e-3)
     assert np.linalg.norm(rough - fine) <= (1e-3 + 1e-9) / strength
@@ -533,7 +533,7 @@ def test_no_replacement_moves_weights_further_than_is_said() -> None:
     farthest = 0.0
     for strength, classes, labelled in itertools.product((0.05, 1.0, 10.0), (2, 5), (1, 3, 8)):
         labeller = private(strength=strength)
-        bound = labeller.compute_sensitivity(labelled=labelled, classes=classes)
+        bound = labeller.compute_sensitivity(labelled_count=labelled, classes=classes)
         for _ in range(12):
             x = labeller.normalise_rows(RNG.standard_normal((labelled, 4)))
             y = RNG.integers(0, classes, labelled)
@@ -584,12 +584,12 @@ def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("secure_apfed.labellers.kinds.compute_probabilities", record_weights)
     labeller = private(epsilon=1.0)
     labeller.label_rows(x, labelled, labels, 5)
-    sigma = labeller.compute_sigma(labelled=20, classes=5)
+    sigma = labeller.compute_sigma(labelled_count=20, classes=5)
     clean = labeller.fit_weights(labeller.normalise_rows(x)[labelled], labels, 5)
     noise = seen[0] - clean / sigma
     assert abs(float(noise.std()) - 1) < 0.06  # 3000 numbers; 2/3 and 3/2 are far off
     assert sigma == pytest.approx(
-        labeller.compute_sensitivity(labelled=20, classes=5) / gdp_mu(1.0, DELTA), rel=1e-12
+        labeller.compute_sensitivity(labelled_count=20, classes=5) / gdp_mu(1.0, DELTA), rel=1e-12
     )
     assert labeller.model.mu == pytest.approx(gdp_mu(1.0, DELTA))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from secure_apfed.base.seeds import seed_draws
 from secure_apfed.baselines import (
     FOLDS,
-    MAX_APART,
+    MAX_SHARE_DISTANCE,
     Baseline,
     BaselineTask,
     MeanOfModels,
@@ -277,8 +277,8 @@ def test_a_collapse_is_measured_by_the_classes_that_are_predicted() -> None:
     even = predictor(lambda rows: np.eye(3)[np.arange(rows) % 3])
     shares = np.bincount(task.labels, minlength=3) / 30
     assert measure_collapse(only_first, task) == pytest.approx(1 - shares[0])
-    assert measure_collapse(only_first, task) > MAX_APART
-    assert measure_collapse(even, task) < MAX_APART
+    assert measure_collapse(only_first, task) > MAX_SHARE_DISTANCE
+    assert measure_collapse(even, task) < MAX_SHARE_DISTANCE
     assert not has_collapsed(find_baseline("ridge"), task)
     few = replace(task, features=task.features[:40])
     assert measure_collapse(only_first, few) == 0, "ten rows tell nothing"
@@ -316,7 +316,7 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     models = {model.name: model for model in (diverging("diverging"), one_class, even)}
     monkeypatch.setattr("secure_apfed.baselines.BASELINES", models)
     for most in (None, 1):
-        mean = MeanOfModels("mean", "mean", maximum=most)
+        mean = MeanOfModels("mean", "mean", max_models=most)
         assert [member.name for member in mean.pick_members(task)] == ["even"]
     with_h = fit_local_models(nn.Identity(), task, combine="mean", inputs=ALL_INPUTS)
     assert {f"diverging of {read}: it cannot be fitted" for read in ("x", "h", "x and h")} <= set(
@@ -349,9 +349,11 @@ def make_knowing_baseline(name: str, shares: Sequence[float]) -> Baseline:
 
 CHOICES: dict[str, Callable[[BaselineTask], str]] = {
     "chosen": lambda task: choose_baseline(task).name,
-    "mean of the best": lambda task: MeanOfModels("m", "m", maximum=1).pick_members(task)[0].name,
+    "mean of the best": lambda task: (
+        MeanOfModels("m", "m", max_models=1).pick_members(task)[0].name
+    ),
     "kept fit of that mean": lambda task: str(
-        fit_once(MeanOfModels("m", "m", maximum=1), task).compute_scores(task.features)[0, 1]
+        fit_once(MeanOfModels("m", "m", max_models=1), task).compute_scores(task.features)[0, 1]
     ),
 }
 
@@ -386,7 +388,7 @@ def test_a_task_is_what_a_run_learns_from() -> None:
     task = BaselineTask.from_run(config, data, data.train_rows)
     labels = data.active.labels
     assert labels is not None
-    assert np.array_equal(task.labelled_rows, data.active.features[data.labelled_rows].double())
+    assert np.array_equal(task.labelled_features, data.active.features[data.labelled_rows].double())
     assert np.array_equal(task.labels, labels[data.labelled_rows])
     assert (task.measure.name, task.model, task.train) == ("auc", config.model, config.train)
     few = BaselineTask.from_run(config, data, data.train_rows[10:], labels_N=1 - labels)
@@ -405,7 +407,7 @@ def test_local_models_read_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPatch
     task = ending.make_task(data.active.labels)
     every = BaselineTask.from_run(config, data, data.train_rows)
     assert len(every.features) > len(task.features) == 100
-    assert np.array_equal(task.features, every.with_few_rows.features)
+    assert np.array_equal(task.features, every.subsampled.features)
     assert np.array_equal(task.labels, every.labels)
     assert len(ending.received.average_sums()) == 100
 

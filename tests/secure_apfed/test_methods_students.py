@@ -629,7 +629,7 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_strongest_local_model_reads_the_code_beside_the_features_or_none(
     method: str, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_models, "surely_better", lambda *of, **how: used)
+    monkeypatch.setattr(local_models, "is_significantly_better", lambda *of, **how: used)
     config = step_config(
         {"name": method, "epochs": 2, "classifier": "strongest"},
         model={"network": "enriched", "hidden": [16], "representation": 8},

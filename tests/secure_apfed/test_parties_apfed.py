@@ -494,7 +494,7 @@ def test_a_refusal_charges_nothing_and_gives_nothing_out(error: type[Exception])
         if error is RemoteProtocolError:
             raise error("asked too often")
 
-    facts: dict[str, Any] = {"step": 0, "rows": RELEASED, "count": count}
+    facts: dict[str, Any] = {"step": 0, "rows_B": RELEASED, "record_digest": count}
     with pytest.raises(error):
         ours.release(torch.ones(2, 3), **facts)
     assert list_charges(ours) == [0] * 5

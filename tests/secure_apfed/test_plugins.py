@@ -19,7 +19,12 @@ from secure_apfed.config.plain_yaml import format_yaml
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.errors import ConfigError, PromiseError
 from secure_apfed.labellers import LABELLERS
-from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code, split_code
+from secure_apfed.learning.own_code import (
+    UserFunctions,
+    UserFunctionSettings,
+    refuse_user_functions,
+    split_user_functions,
+)
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy.defences import DEFENCES, Leaving, gradient_defences
@@ -199,7 +204,7 @@ def take(text: str) -> Config:
 def use_of_others(text: str) -> None:
     """Read a proposal or a shared file, ask it for code, and look up its attacks."""
     config = load_config_text(text, source="a proposal")
-    refuse_code(config, source="a proposal")
+    refuse_user_functions(config, source="a proposal")
     expand_choices(config.attacks)
 
 
@@ -356,7 +361,7 @@ def test_a_defence_of_others_changes_what_leaves(beside: Path) -> None:
 
 def test_a_partys_own_file_names_what_is_installed(installed: Path) -> None:
     text = "network: of_networks\nobjective: of_objectives\n"
-    settings = load_settings_text(CodeSettings, text, source="party.yaml", own=True)
+    settings = load_settings_text(UserFunctionSettings, text, source="party.yaml", own=True)
     assert settings.network == "code_of_others:OfNetworks"
     assert settings.objective == "code_of_others:OfObjectives"
 
@@ -364,10 +369,10 @@ def test_a_partys_own_file_names_what_is_installed(installed: Path) -> None:
 def test_options_go_to_the_party_alone(beside: Path) -> None:
     said = {"name": "code_of_others:OfObjectives", "margin": 0.25}
     config = load_config_text(text_with("objectives", said), own=True)
-    shared, named = split_code(config, "active", ("passive-1",))
+    shared, named = split_user_functions(config, "active", ("passive-1",))
     assert "margin" not in shared.model_dump_json()
-    refuse_code(shared, source="the proposal")
-    code = OwnCode.from_settings(named["passive-1"], code_folder=beside)
+    refuse_user_functions(shared, source="the proposal")
+    code = UserFunctions.from_settings(named["passive-1"], code_folder=beside)
     settings = shared.passives["default"].objective
     assert isinstance(settings, OwnLossSettings)
     made: Any = code.make_objective(settings, owner="p", representation=(4,), features=(3,))
@@ -378,8 +383,8 @@ def test_options_go_to_the_party_alone(beside: Path) -> None:
 def test_what_somebody_says_of_a_class_of_objectives_is_measured(
     beside: Path, name: str, keeps: bool
 ) -> None:
-    code = OwnCode.from_settings(
-        split_code(
+    code = UserFunctions.from_settings(
+        split_user_functions(
             load_config_text(text_with("objectives", f"code_of_others:{name}"), own=True),
             "active",
             ("passive-1",),

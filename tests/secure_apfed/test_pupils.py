@@ -104,7 +104,7 @@ def nothing_for(rows: Rows, unanswered: np.ndarray) -> FloatArray:
 UNANSWERED: Mapping[str, Callable[[Rows], FloatArray]] = {
     "nobody": lambda rows: nothing_for(rows, np.arange(ROWS)),
     "no labelled row": lambda rows: nothing_for(rows, np.arange(LABELLED)),
-    "one class": lambda rows: nothing_for(rows, rows.task.labelled[rows.task.labels > 0]),
+    "one class": lambda rows: nothing_for(rows, rows.task.labelled_indices[rows.task.labels > 0]),
     "no numbers": lambda rows: rows.received[:, :0],
 }
 

@@ -31,10 +31,10 @@ from secure_apfed.interfaces.training import train
 from secure_apfed.interfaces.training_data import make_data
 from secure_apfed.interfaces.training_settings import SUMS, DataChoice
 from secure_apfed.learning.own_code import (
-    CodeSettings,
-    OwnCode,
-    refuse_code,
-    split_code,
+    UserFunctions,
+    UserFunctionSettings,
+    refuse_user_functions,
+    split_user_functions,
 )
 from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.settings.plugins import import_code
@@ -440,9 +440,9 @@ def test_nobody_names_code_for_another(beside: Path) -> None:
     passives = {"default": {"objective": "never_loaded:loss"}}
     config = small_config("apfed", model=said, passives=passives)
     with pytest.raises(ConfigError, match=r"code of a party's own \(model.head_network, model.net"):
-        refuse_code(config, source="the proposal")
-    shared, named = split_code(config, "active", ("passive-1",))
-    refuse_code(shared, source="the proposal")
+        refuse_user_functions(config, source="the proposal")
+    shared, named = split_user_functions(config, "active", ("passive-1",))
+    refuse_user_functions(shared, source="the proposal")
     assert shared.model.network == "own"
     assert named["passive-1"].objective == "never_loaded:loss"
     assert named["active"].network == "never_loaded:encode"
@@ -487,8 +487,8 @@ def test_a_named_module_is_not_trained_in_place(beside: Path) -> None:
         "from torch import nn\nencoder = nn.Linear(3, 3)\n"
         "head = nn.Linear(3, 2)\nhead.encoder = encoder\n"
     )
-    settings = CodeSettings(network="shared_nets:encoder", head_network="shared_nets:head")
-    first, second = (OwnCode.from_settings(settings, code_folder=beside) for _ in range(2))
+    settings = UserFunctionSettings(network="shared_nets:encoder", head_network="shared_nets:head")
+    first, second = (UserFunctions.from_settings(settings, code_folder=beside) for _ in range(2))
     assert isinstance(first.encoder, nn.Linear)
     assert isinstance(first.head, nn.Linear)
     assert isinstance(second.encoder, nn.Linear)
@@ -499,8 +499,8 @@ def test_a_named_module_is_not_trained_in_place(beside: Path) -> None:
 
 
 def test_a_partys_own_file_names_its_code(beside: Path) -> None:
-    code = OwnCode.from_settings(
-        CodeSettings(network="my_own_nets:encode", objective="my_own_nets:agree"),
+    code = UserFunctions.from_settings(
+        UserFunctionSettings(network="my_own_nets:encode", objective="my_own_nets:agree"),
         code_folder=beside,
     )
     assert code.encoder is not None

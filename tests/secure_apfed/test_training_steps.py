@@ -26,7 +26,7 @@ from secure_apfed import Contrastive, FrozenGaussian, Gaussian, Passive, load_mo
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.interfaces.training import train
 from secure_apfed.learning.descent import Descent, OwnOptimization
-from secure_apfed.learning.own_code import OwnCode
+from secure_apfed.learning.own_code import UserFunctions
 from secure_apfed.learning.release import ChargedGuard
 from secure_apfed.privacy.dp_sgd import PrivateGradient
 from secure_apfed.settings.training import TrainSettings
@@ -103,9 +103,9 @@ def test_the_local_baseline_shares_them_too() -> None:
     result = train(active, make_two(), **{**SAME, "baselines": True})
     alone = train(make_active(encoder=twin_encoder, head=twin_head), [], **SAME)
     assert result.alone == alone.score
-    code: Any = OwnCode(encoder=encoder, head=head).copy_fresh()
+    code: Any = UserFunctions(encoder=encoder, head=head).copy_fresh()
     assert code.encoder[-1] is code.head.layer
-    family = OwnCode(encoder=encoder, head=head).copy_networks()
+    family = UserFunctions(encoder=encoder, head=head).copy_networks()
     assert family is not None
     settings: Any = None
     made: Any = family.make_encoder((4,), settings)

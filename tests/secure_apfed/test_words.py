@@ -498,8 +498,8 @@ class PrivateByWord(Logistic):
 
 
 class HardlyNoised(PrivateLogistic):
-    def compute_sigma(self, *, labelled: int, classes: int) -> float:
-        return super().compute_sigma(labelled=labelled, classes=classes) / 1000
+    def compute_sigma(self, *, labelled_count: int, classes: int) -> float:
+        return super().compute_sigma(labelled_count=labelled_count, classes=classes) / 1000
 
 
 LABELLER_LIARS: Planted = {
@@ -786,7 +786,7 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
         ),
         list(AXES),
         PrivateLogistic(epsilon=1.0, delta=1e-5, key=bytes(32), strength=1.0).compute_sensitivity(
-            labelled=4, classes=3
+            labelled_count=4, classes=3
         ),
         0.2,
     ),

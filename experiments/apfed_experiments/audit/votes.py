@@ -264,7 +264,7 @@ def _observe_weights(
     # The auditor computes both worlds' weights without noise, in units of the noise; the key is
     # never used.
     clean = private(bytes(32))
-    sigma = clean.compute_sigma(labelled=len(labelled), classes=tables.classes)
+    sigma = clean.compute_sigma(labelled_count=len(labelled), classes=tables.classes)
     mean_0_FK, mean_1_FK = (
         clean.fit_weights(clean.normalise_rows(x_UF)[labelled], labels, tables.classes) / sigma
         for x_UF in tables.features

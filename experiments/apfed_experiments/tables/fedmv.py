@@ -453,7 +453,7 @@ class Sequences:
         """
         features_N = torch.cat([self.views[view] for view in positions], dim=1)
         labels_N = torch.from_numpy(self.labels_N)
-        return SequenceViews.begin(
+        return SequenceViews.make_untrained(
             owner,
             ModelSettings(
                 network="gru",
@@ -515,7 +515,7 @@ def fit_v_fedmv(sequences: Sequences, rows: RowNumbers, choice: Choice) -> tuple
                 if not has_labels:
                     # Targets of a GRU are class shares, which are not negative.
                     targets_NC = torch.from_numpy(common_NC).clamp(min=0)
-                    grus[view].learn_from(sequences.views[view][rows], targets_NC)
+                    grus[view].set_training_rows(sequences.views[view][rows], targets_NC)
                 grus[view].train(step)
                 states[view] = sequences.compute_states(grus[view], [view]).views[0]
                 models[view].replace_features(states[view][rows])
