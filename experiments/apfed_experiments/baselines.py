@@ -55,14 +55,14 @@ from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, loa
 from secure_apfed.data.lazy_rows import is_lazy, is_sampled
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.learning.own_code import UserFunctions, split_user_functions
-from secure_apfed.measures.intervals import compute_influence, gain_between
+from secure_apfed.measures.intervals import compute_influence, estimate_gain
 from secure_apfed.measures.table import (
     ACCURACY,
     MEASURES,
     Measure,
     Scored,
     find_measure,
-    probabilities_of,
+    normalise_scores,
 )
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import SimulationInputs, fresh_secrets
@@ -872,7 +872,7 @@ def compare_baselines(
             # Held-out scores choose the best baseline; a fit on all labelled rows is tested.
             held_out = score_out_of_fold(baseline, task)
             predictor = fit_once(baseline, task)
-            scores_BK = probabilities_of(predictor.compute_scores(test_BF))
+            scores_BK = normalise_scores(predictor.compute_scores(test_BF))
             scored = Scored(truth=labels_B, scores=scores_BK)
             _store_predictions(predictions_by_name, name, scored)
             rankings = RANKINGS if task.classes == 2 else ()
@@ -942,7 +942,7 @@ def measure_gain(
     tested = load_tested_rows(folder)
     if tested is not None and len(tested) == len(baseline.truth) > len(model.truth):
         baseline = baseline.select_rows(tested.nonzero().flatten().numpy())
-    gain = gain_between(model, baseline, measure)
+    gain = estimate_gain(model, baseline, measure)
     if gain is None:
         return None
     return RunGain(

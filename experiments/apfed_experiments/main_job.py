@@ -131,7 +131,9 @@ def _make_leak_column(key: str) -> Column:
     """
     direction, metric = _DIRECTIONS[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
-    largest_difference = measure.most - measure.least  # an advantage is a difference of two scores
+    largest_difference = (
+        measure.max_value - measure.min_value
+    )  # an advantage is a difference of two scores
 
     def describe_missing_seeds(row: Row) -> str:
         """Return in how many seeds the attack ran, as "4 of 5 seeds"; empty: in all."""

@@ -280,8 +280,8 @@ def _make_seed_table(several: SeveralSeeds) -> Table:
 
 def _format_interval(measure: Measure, interval: Interval) -> str:
     """Return a mean and its interval in the measure's unit, clipped to the measure's range."""
-    clipped = interval.clip_ends(measure.least, measure.most)
-    if measure.share:
+    clipped = interval.clip_ends(measure.min_value, measure.max_value)
+    if measure.is_share:
         return f"{clipped.format_text(scale=100.0, form='.2f')} %"
     return clipped.format_text(form=".4f")
 

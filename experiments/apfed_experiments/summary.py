@@ -153,7 +153,7 @@ def clip_difference(interval: Interval, metric: str) -> Interval:
     `metric`: name of a measure of `secure_apfed.measures.table`; others have no bounds here.
     """
     measure = MEASURES.get(metric)
-    width = math.inf if measure is None else measure.most - measure.least
+    width = math.inf if measure is None else measure.max_value - measure.min_value
     return interval.clip_ends(-width, width)
 
 
@@ -307,7 +307,7 @@ class Gain:
         """Return a gain with its unit: percentage points for a share, else the measure's title."""
         measure = MEASURES[self.measure]
         gain = clip_difference(gain, self.measure)
-        if measure.share:
+        if measure.is_share:
             return f"{gain.format_text(scale=100, form='+.1f')} points"
         return f"{gain.format_text(form='+.3f')} {measure.title}"
 

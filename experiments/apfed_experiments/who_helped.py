@@ -156,20 +156,20 @@ def _compare_points(
 
 def _make_measure_form(measure: Measure) -> Form:
     """Return a function that formats a value of this measure, or its interval."""
-    return make_percent_form() if measure.share else make_form(".3f")
+    return make_percent_form() if measure.is_share else make_form(".3f")
 
 
 def _make_columns(measure: Measure) -> tuple[Column, ...]:
     """Return the columns of the table; exported numbers are in the measure's own unit."""
-    unit = "points" if measure.share else measure.title
-    difference = make_points_form() if measure.share else make_form("+.3f")
+    unit = "points" if measure.is_share else measure.title
+    difference = make_points_form() if measure.is_share else make_form("+.3f")
     return (
         Column(name="passive", title="without"),
         Column(name="seeds"),
         Column(name="measure"),
         Column(
             name="reached",
-            title=f"{measure.title} %" if measure.share else measure.title,
+            title=f"{measure.title} %" if measure.is_share else measure.title,
             form=_make_measure_form(measure),
         ),
         Column(

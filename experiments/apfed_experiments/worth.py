@@ -65,7 +65,7 @@ def format_worth(measure: Measure, interval: Interval | None) -> str:
     """
     if interval is None:
         return "not known: measured on other test rows"
-    if measure.share:
+    if measure.is_share:
         return f"{interval.clip_ends(-1.0, 1.0).format_text(scale=100, form='+.1f')} points"
     return interval.format_text(form="+.3f")
 
@@ -155,7 +155,7 @@ def draw_worth(
     figure.set_size_inches(width, _MARGIN_INCHES + _ROW_INCHES * len(names))
     ratios = (_WORTH_PANEL_INCHES, _BYTES_PANEL_INCHES)
     worth_axes, bytes_axes = figure.subplots(1, 2, sharey=True, width_ratios=ratios)
-    scale = 100 if measure.share else 1
+    scale = 100 if measure.is_share else 1
     heights = [-row for row in range(len(names))]
     for height, worth in zip(heights, worths, strict=True):
         if worth is None:
@@ -171,7 +171,7 @@ def draw_worth(
             capsize=2.5,
         )
     worth_axes.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
-    unit = f"points of {measure.title}" if measure.share else measure.title
+    unit = f"points of {measure.title}" if measure.is_share else measure.title
     worth_axes.set(title="Lost without it", xlabel=unit)
     bytes_axes.barh(heights, [size / 1e6 for size in wire_bytes], height=0.45, color=OTHER)
     bytes_axes.set(title="Sent more with it", xlabel="MB")

@@ -50,7 +50,7 @@ from secure_apfed.baselines.interface import (
 )
 from secure_apfed.baselines.networks import Autoencoder, MixMatch, Network
 from secure_apfed.errors import ModelError
-from secure_apfed.measures.table import Measure, Scored, probabilities_of
+from secure_apfed.measures.table import Measure, Scored, normalise_scores
 
 __all__ = [
     "BASELINES",
@@ -324,7 +324,7 @@ def average_predictors(predictors: Sequence[Predictor], *, feature_count: int) -
     def score_rows(rows_BF: FloatArray) -> FloatArray:
         """Return mean probabilities of K classes for B rows, (B, K)."""
         probabilities = [
-            probabilities_of(predictor.score_block(rows_BF)) for predictor in predictors
+            normalise_scores(predictor.score_block(rows_BF)) for predictor in predictors
         ]
         return np.asarray(np.mean(probabilities, axis=0), dtype=np.float64)
 
@@ -432,7 +432,7 @@ def score_out_of_fold(baseline: Baseline, task: BaselineTask) -> Scored | None:
     store_name = f"without-{len(folds)}-of-{FOLDS}-{baseline.name}"
     scores_nK = score_once(store_name, task, compute_scores, is_run_network=baseline.is_run_network)
     truth_n = task.labels[np.concatenate(folds)]
-    return Scored(truth=truth_n, scores=probabilities_of(scores_nK))
+    return Scored(truth=truth_n, scores=normalise_scores(scores_nK))
 
 
 def rank_scores(scored: Scored | None, measure: Measure) -> float:

@@ -12,7 +12,7 @@ from secure_apfed.data.catalogue import check_data, labels_are_numbers, take_dat
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.labellers import take_labeller
-from secure_apfed.measures.table import MEASURES, names_of
+from secure_apfed.measures.table import MEASURES, list_measure_names
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
 from secure_apfed.privacy.defences import take_defence
 from secure_apfed.privacy.guard import GUARDS
@@ -122,7 +122,7 @@ def _list_problems(config: RunSettings) -> Iterator[str]:
     if task.measured_as not in measured_tasks:
         yield (
             f"measure: {config.measure} is a measure of {' and '.join(measured_tasks)}, and "
-            f"task is {config.task}; use {', '.join(names_of(task.measured_as))}"
+            f"task is {config.task}; use {', '.join(list_measure_names(task.measured_as))}"
         )
     if has_numeric_labels and not task.learns_numbers:
         yield (

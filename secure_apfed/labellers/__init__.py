@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.labellers.guarantee import Opening
+from secure_apfed.labellers.guarantee import VoteMechanism
 from secure_apfed.labellers.kinds import (
     MAX_VALIDATION_ROWS,
     Labeller,
@@ -34,10 +34,10 @@ __all__ = [
     "LabellerName",
     "LinearLabeller",
     "Logistic",
-    "Opening",
     "PrivateLogistic",
     "Ridge",
     "Spreading",
+    "VoteMechanism",
     "Voter",
     "harden_votes",
     "make_labeller",
@@ -101,7 +101,7 @@ def make_labeller(
     epsilon: float | None = None,
     delta: float = 1e-5,
     key: bytes | None = None,
-    seeded: bool = False,
+    is_reproducible: bool = False,
 ) -> Labeller:
     """Build the labeller of this name with its defaults.
 
@@ -111,24 +111,24 @@ def make_labeller(
         name: a key of `LABELLERS`.
         epsilon, delta: privacy cost of the noisy weights; epsilon None: there is no noise.
         key: 32 secret bytes for the noise.
-        seeded: whether the key is derived from the run's seed, as in simulations.
+        is_reproducible: whether the key is derived from the run's seed, as in simulations.
 
     Raises ConfigError: the name is unknown, or the labeller needs noise settings that are missing,
     or takes none.
     """
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
-    kind = LABELLERS[name]
-    if not issubclass(kind, PrivateLogistic):
+    labeller_class = LABELLERS[name]
+    if not issubclass(labeller_class, PrivateLogistic):
         if epsilon is not None:
             raise ConfigError(
                 f"the labeller {name} adds no noise to its weights and takes no epsilon for them; "
                 f"{PrivateLogistic.name} does"
             )
-        return kind()
+        return labeller_class()
     if epsilon is None or key is None:
         raise ConfigError(f"the labeller {name} needs an epsilon for its weights, and a key")
-    return kind(epsilon=epsilon, delta=delta, key=key, seeded=seeded)
+    return labeller_class(epsilon=epsilon, delta=delta, key=key, is_reproducible=is_reproducible)
 
 
 def take_labeller_without_noise(name: str, *, also: Sequence[str] = ()) -> str:

@@ -29,7 +29,7 @@ from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.privacy.contributions import SummedRelease, min_deviation
 from secure_apfed.privacy.randomised_response import VoteResponse
 
-Opening = VoteResponse | SummedRelease
+VoteMechanism = VoteResponse | SummedRelease
 """The mechanism through which votes are revealed: randomised response, or a noisy sum."""
 
 _ROUNDING = 1 + 1e-9
@@ -104,37 +104,38 @@ class TableGuarantee:
     """The epsilons of one person at one passive, at `delta`; infinite: no guarantee.
 
     Attributes:
-        vote: epsilon of the person's own vote, with the labeller held fixed.
-        unlabelled, labelled: epsilon of the whole record of a person without a label, and with one.
+        vote_epsilon: epsilon of the person's own vote, with the labeller held fixed.
+        unlabelled_epsilon, labelled_epsilon: epsilon of the whole record of a person without a
+            label, and with one.
         delta: the probability that an epsilon does not hold.
-        pure: whether `vote` and `unlabelled` hold at delta 0.
+        is_pure: whether `vote_epsilon` and `unlabelled_epsilon` hold at delta 0.
         labeller: how the labeller works, in words.
         reader: against whom votes are protected, in words.
     """
 
-    vote: float
-    unlabelled: float
-    labelled: float
+    vote_epsilon: float
+    unlabelled_epsilon: float
+    labelled_epsilon: float
     delta: float
-    pure: bool
+    is_pure: bool
     labeller: str
     reader: str
 
     @property
     def epsilon(self) -> float:
         """epsilon_table, the cost of any person's whole record at the passive: the larger one."""
-        return max(self.unlabelled, self.labelled)
+        return max(self.unlabelled_epsilon, self.labelled_epsilon)
 
     def _describe_cases(self) -> tuple[str, ...]:
         """Return in words the epsilons of one vote, of an unlabelled and of a labelled record."""
-        suffix = " at delta 0" if self.pure else f" at delta {self.delta:g}"
+        suffix = " at delta 0" if self.is_pure else f" at delta {self.delta:g}"
         return (
             (
                 "one person's own vote, labeller held fixed: epsilon "
-                f"{_format_epsilon(self.vote)}{suffix}"
+                f"{_format_epsilon(self.vote_epsilon)}{suffix}"
             ),
-            _describe_record("without a label", self.unlabelled, suffix),
-            _describe_record("with a label", self.labelled, f" at delta {self.delta:g}"),
+            _describe_record("without a label", self.unlabelled_epsilon, suffix),
+            _describe_record("with a label", self.labelled_epsilon, f" at delta {self.delta:g}"),
         )
 
     def describe_guarantee(self) -> str:
@@ -156,31 +157,35 @@ class TableGuarantee:
         )
 
 
-def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> TableGuarantee:
+def compute_table_guarantee(
+    labeller: Labeller, vote_mechanism: VoteMechanism, *, delta: float
+) -> TableGuarantee:
     """Return the guarantee for a passive's table whose votes are revealed once.
 
     Args:
         labeller: the rule by which the passive votes. Its `inductive` says whether a person's row
             changes other people's votes, and its `model` what its fitted weights cost.
-        opening: the mechanism through which votes are revealed: `VoteResponse`, or a noisy sum
-            (`build_vote_release`).
+        vote_mechanism: the mechanism through which votes are revealed: `VoteResponse`, or a noisy
+            sum (`build_vote_release`).
         delta: the probability that an epsilon does not hold.
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
     # With the labeller held fixed, its weights reveal nothing.
-    one_vote = _compose_with_opening(opening, weights_mu=0.0, delta=delta)
+    own_vote_epsilon = _compose_with_vote(vote_mechanism, weights_mu=0.0, delta=delta)
     weights_mu = labeller.model.mu
     covers_labelled = labeller.inductive and math.isfinite(weights_mu)
-    labelled = _compose_with_opening(opening, weights_mu, delta) if covers_labelled else math.inf
+    labelled_epsilon = (
+        _compose_with_vote(vote_mechanism, weights_mu, delta) if covers_labelled else math.inf
+    )
     return TableGuarantee(
-        vote=one_vote,
-        unlabelled=one_vote if labeller.inductive else math.inf,
-        labelled=labelled,
+        vote_epsilon=own_vote_epsilon,
+        unlabelled_epsilon=own_vote_epsilon if labeller.inductive else math.inf,
+        labelled_epsilon=labelled_epsilon,
         delta=delta,
-        pure=isinstance(opening, VoteResponse),
+        is_pure=isinstance(vote_mechanism, VoteResponse),
         labeller=labeller.describe_labelling(),
-        reader=_describe_reader(opening),
+        reader=_describe_reader(vote_mechanism),
     )
 
 
@@ -207,26 +212,26 @@ def calibrate_votes(
     )
 
 
-def _compose_with_opening(opening: Opening, weights_mu: float, delta: float) -> float:
+def _compose_with_vote(vote_mechanism: VoteMechanism, weights_mu: float, delta: float) -> float:
     """Return the epsilon at `delta` of two releases to one reader: fitted weights, then one vote.
 
-    `opening`: the mechanism through which the vote is revealed. `weights_mu`: the weights are
-    mu-GDP; 0: they reveal nothing.
+    `vote_mechanism`: the mechanism through which the vote is revealed. `weights_mu`: the weights
+    are mu-GDP; 0: they reveal nothing.
     """
-    if isinstance(opening, VoteResponse):
+    if isinstance(vote_mechanism, VoteResponse):
         # Sequential composition of (epsilon, delta) and (epsilon', 0).
-        return opening.epsilon + gdp_epsilon(weights_mu, delta)
-    return replace(opening, beside_mu=weights_mu).epsilon_of(1, delta)
+        return vote_mechanism.epsilon + gdp_epsilon(weights_mu, delta)
+    return replace(vote_mechanism, beside_mu=weights_mu).epsilon_of(1, delta)
 
 
-def _describe_reader(opening: Opening) -> str:
-    """Return in words against whom `opening`, the mechanism that reveals votes, protects them."""
-    if isinstance(opening, VoteResponse):
-        return opening.describe_guarantee()
+def _describe_reader(vote_mechanism: VoteMechanism) -> str:
+    """Return in words against whom the mechanism that reveals votes protects them."""
+    if isinstance(vote_mechanism, VoteResponse):
+        return vote_mechanism.describe_guarantee()
     return (
-        f"votes are opened as a sum alone, under {opening}: against whoever reads it, together "
-        "with all passives whose noise is not counted, as long as the secure sum keeps single "
-        "contributions from readers"
+        f"votes are opened as a sum alone, under {vote_mechanism}: against whoever reads it, "
+        "together with all passives whose noise is not counted, as long as the secure sum keeps "
+        "single contributions from readers"
     )
 
 

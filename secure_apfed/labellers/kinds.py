@@ -765,7 +765,7 @@ class PrivateLogistic(Labeller):
         delta: float,
         key: bytes,
         strength: float = 10.0,
-        seeded: bool = False,
+        is_reproducible: bool = False,
     ) -> None:
         """Convert epsilon to mu of Gaussian DP, and prepare the noise.
 
@@ -775,8 +775,8 @@ class PrivateLogistic(Labeller):
             key: 32 secret bytes of the party, kept as long as the run may resume.
             strength: Lambda, the weight of the L2 penalty. Beyond 10 the noise over the signal
                 hardly falls any further; below, the weights fit better and are noisier.
-            seeded: whether the key follows from the run's seed, for simulations; then nothing is
-                protected from a party that knows the seed.
+            is_reproducible: whether the key follows from the run's seed, for simulations; then
+                nothing is protected from a party that knows the seed.
 
         Raises ConfigError: a strength that is not positive.
         """
@@ -785,9 +785,9 @@ class PrivateLogistic(Labeller):
         self.epsilon = epsilon
         self.delta = delta
         self.strength = strength
-        self.seeded = seeded
+        self.is_reproducible = is_reproducible
         self._mu = gdp_mu(epsilon, delta)
-        self._noise = NoiseSource(key, secret=not seeded)
+        self._noise = NoiseSource(key, secret=not is_reproducible)
 
     def for_request(self, request: bytes) -> "PrivateLogistic":
         """Return a copy whose noise is independent of that for other requests for votes.
@@ -884,7 +884,8 @@ class PrivateLogistic(Labeller):
         return (
             f"{self.title}, Lambda {self.strength:g}, weights at epsilon {self.epsilon:g}, delta "
             f"{self.delta:g} for one labelled person's features at this party; another person's "
-            f"features move that person's own vote and no other{seed if self.seeded else ''}"
+            "features move that person's own vote and no "
+            f"other{seed if self.is_reproducible else ''}"
         )
 
 

@@ -6,7 +6,7 @@ model labels rows. Letters: U rows, n labelled ones, F features, K classes.
 
 import numpy as np
 
-from secure_apfed.labellers.guarantee import Opening, table_guarantee
+from secure_apfed.labellers.guarantee import VoteMechanism, compute_table_guarantee
 from secure_apfed.labellers.kinds import Floats, Integers, Labeller, LinearLabeller, harden_votes
 from secure_apfed.labellers.measured import check_votes, require_short
 
@@ -21,28 +21,33 @@ class Voter:
         labeller: the rule by which the party votes.
     """
 
-    def __init__(self, labeller: Labeller, *, owner: str, is_tested: bool, hardens: bool) -> None:
+    def __init__(
+        self, labeller: Labeller, *, owner: str, is_tested: bool, has_hard_votes: bool
+    ) -> None:
         """Take the labeller.
 
         Args:
             labeller: the rule by which the party votes.
             owner: name of the party, for errors.
             is_tested: whether an epsilon relies on the labeller's declared properties.
-            hardens: whether each vote names one class; otherwise votes are shares of the classes.
+            has_hard_votes: whether each vote names one class; otherwise votes are shares of the
+                classes.
         """
         self.labeller = labeller
         self._owner = owner
         self._is_tested = is_tested
-        self._hardens = hardens
+        self._has_hard_votes = has_hard_votes
 
-    def describe_guarantee(self, opening: Opening | None, *, delta: float) -> str:
+    def describe_guarantee(self, vote_mechanism: VoteMechanism | None, *, delta: float) -> str:
         """Return in words what noise on the votes guarantees for a passive's table.
 
-        `opening`: the mechanism by which votes are revealed; None: they have no noise.
+        `vote_mechanism`: the mechanism by which votes are revealed; None: they have no noise.
         """
-        if opening is None:
+        if vote_mechanism is None:
             return "no guarantee: votes are opened without noise (epsilon is infinite)"
-        return table_guarantee(self.labeller, opening, delta=delta).describe_guarantee()
+        return compute_table_guarantee(
+            self.labeller, vote_mechanism, delta=delta
+        ).describe_guarantee()
 
     def cast_votes(
         self,
@@ -71,7 +76,7 @@ class Voter:
         if self._is_tested:
             # `check_votes` has tested a sample of the rows only.
             require_short(self.labeller, votes_UK, owner=self._owner)
-        return harden_votes(votes_UK) if self._hardens else votes_UK
+        return harden_votes(votes_UK) if self._has_hard_votes else votes_UK
 
     def label_rows(
         self, features_UF: Floats, labelled_n: Integers, labels_n: Integers, classes: int
@@ -85,7 +90,7 @@ class Voter:
         if self._is_tested:
             check_votes(self.labeller, *arguments, owner=self._owner, is_without_own_label=False)
         votes_UK = self.labeller.label_rows(*arguments)
-        return harden_votes(votes_UK) if self._hardens else votes_UK
+        return harden_votes(votes_UK) if self._has_hard_votes else votes_UK
 
     def compute_matrix(self, features_UF: Floats, labelled_n: Integers, classes: int) -> Floats:
         """Return the matrix of a linear labeller, (U, n): votes are its product with the labels.

@@ -215,7 +215,8 @@ class SequenceViews:
         targets_B = self._targets_N[rows_B]
         states_by_view = self.encoder.encode_views(self._features_N[rows_B])
         thinned_states = [
-            F.dropout(state_BD, self._training.dropout) for state_BD in states_by_view
+            F.dropout(state_BD, self._training.dropout, training=True)
+            for state_BD in states_by_view
         ]
         losses = [
             F.cross_entropy(head(state_BD), targets_B)

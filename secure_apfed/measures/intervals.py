@@ -96,7 +96,7 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     predicted correctly or not, minus the accuracy.
     """
     rows = len(scored.truth)
-    measure_resamples = REDRAWN[measure.name]
+    measure_resamples = RESAMPLED_MEASURES[measure.name]
     block_size = _choose_block(rows)
     # The measure of the rows themselves: of one resample that has each row once.
     value = measure_resamples(Resamples(scored, np.ones((1, rows))))
@@ -112,7 +112,7 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     return np.concatenate([np.empty(0), *influences])
 
 
-def proportion_interval(success_count: int, row_count: int) -> tuple[float, float]:
+def estimate_share(success_count: int, row_count: int) -> tuple[float, float]:
     """Return the 95 % interval of the share successes / rows (Wilson 1927).
 
     It is valid even for few or no rows.
@@ -123,7 +123,7 @@ def proportion_interval(success_count: int, row_count: int) -> tuple[float, floa
     return float(interval.low), float(interval.high)
 
 
-def gain_between(
+def estimate_gain(
     model: Scored, reference: Scored, measure: Measure, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate | None:
     """Return how much better one model is than another on the same rows, with a 95 % interval.
@@ -143,7 +143,7 @@ def gain_between(
     values = [measure_all(scored).get(measure.name, math.nan) for scored in (model, reference)]
     if any(map(math.isnan, values)):
         return None
-    measure_resamples = REDRAWN[measure.name]
+    measure_resamples = RESAMPLED_MEASURES[measure.name]
     sign = 1 if measure.higher_is_better else -1
     resampled_gains: list[FloatArray] = []  # for each block, the gain in each resample
     row_count = len(model.truth)
@@ -194,14 +194,14 @@ def _compute_intervals(
     for counts_RB in _iter_draws(scored, _choose_resamples(row_count, resamples), seed):
         resampled_block = Resamples(scored, counts_RB)
         for name, blocks in resampled_by_name.items():
-            blocks.append(REDRAWN[name](resampled_block))
+            blocks.append(RESAMPLED_MEASURES[name](resampled_block))
     intervals = {}
     for name, value in values.items():
         low, high = _compute_interval(
             value, resampled_by_name[name], row_count=row_count, is_mirrored=name in _MIRRORED
         )
         measure = MEASURES[name]
-        intervals[name] = (max(low, measure.least), min(high, measure.most))
+        intervals[name] = (max(low, measure.min_value), min(high, measure.max_value))
     return intervals
 
 
@@ -529,7 +529,7 @@ def _compute_poisson_deviance(resamples: Resamples) -> FloatArray:
         return resamples.compute_means(deviance_B)
 
 
-REDRAWN: Mapping[str, Callable[[Resamples], FloatArray]] = MappingProxyType(
+RESAMPLED_MEASURES: Mapping[str, Callable[[Resamples], FloatArray]] = MappingProxyType(
     {
         "accuracy": _compute_accuracy,
         "auc": lambda resamples: resamples.auc,

@@ -135,7 +135,7 @@ class Scored:
 
 
 @torch.no_grad()
-def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+def compute_outputs(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """Return a model's outputs for some rows of a table, as float64 on the CPU.
 
     They are computed in blocks of rows, to save memory.
@@ -154,11 +154,11 @@ def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Ten
     """
     rows_on_device = rows.to(labels_N.device)
     return Scored.from_network_outputs(
-        labels_N[rows_on_device].cpu(), outputs_of(predict, rows_on_device)
+        labels_N[rows_on_device].cpu(), compute_outputs(predict, rows_on_device)
     )
 
 
-def probabilities_of(scores_BK: FloatArray) -> FloatArray:
+def normalise_scores(scores_BK: FloatArray) -> FloatArray:
     """Return probabilities (B, K) from scores that may lie outside 0 to 1.
 
     Models that learn classes by a regression have such scores. Scores below 0 count as 0, and each
@@ -179,10 +179,11 @@ class Measure:
         title: the measure's name in reports.
         function: computes the measure from scored rows that define it.
         higher_is_better: whether a higher value is better.
-        share: whether the measure is a share of rows, displayed in per cent.
-        decides: whether the measure uses the predicted classes only, and no scores.
-        ranks: whether the measure is about the ranking of rows, and so needs rows of two classes.
-        least, most: the smallest and the largest possible value; infinite without a bound.
+        is_share: whether the measure is a share of rows, displayed in per cent.
+        is_decision_measure: whether the measure uses the predicted classes only, and no scores.
+        is_ranking_measure: whether the measure is about the ranking of rows, and so needs rows of
+            two classes.
+        min_value, max_value: the smallest and the largest possible value; infinite without a bound.
         tasks: the tasks to which the measure applies.
     """
 
@@ -190,11 +191,11 @@ class Measure:
     title: str
     function: Callable[[Scored], float]
     higher_is_better: bool = True
-    share: bool = False
-    decides: bool = False
-    ranks: bool = False
-    least: float = 0.0
-    most: float = 1.0
+    is_share: bool = False
+    is_decision_measure: bool = False
+    is_ranking_measure: bool = False
+    min_value: float = 0.0
+    max_value: float = 1.0
     tasks: tuple[Task, ...] = ("classification",)
 
     def compute_value(self, scored: Scored) -> float:
@@ -202,11 +203,11 @@ class Measure:
 
         Raises DataError: the measure does not apply to the task of these predictions.
         """
-        task = task_of(scored)
+        task = find_task(scored)
         if task not in self.tasks:
             raise DataError(
                 f"measures: {self.name} is of {' and '.join(self.tasks)}, and these scores are "
-                f"of {task}; take one of {', '.join(names_of(task))}"
+                f"of {task}; take one of {', '.join(list_measure_names(task))}"
             )
         if self.explain_nan(scored):
             return math.nan
@@ -221,9 +222,9 @@ class Measure:
         rows = len(scored.truth)
         if not rows:
             return "no row was tested"
-        if not self.decides and not scored.is_finite:
+        if not self.is_decision_measure and not scored.is_finite:
             return "the model's scores are not finite numbers"
-        if self.ranks and (scored.truth == scored.truth[0]).all():
+        if self.is_ranking_measure and (scored.truth == scored.truth[0]).all():
             return f"the {rows} tested rows are all of one class"
         if self is MEASURES["r2"] and rows < 2:
             return "one row was tested"
@@ -245,7 +246,7 @@ class Measure:
         """Return a value as text: "95.2 %" for a share, "0.952" for others, "undefined" for NaN."""
         if math.isnan(value):
             return "undefined"
-        return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
+        return f"{100 * value:.1f} %" if self.is_share else f"{value:.3f}"
 
     def format_gain(self, value: float, reference_value: float) -> str:
         """Return the gain of `value` over `reference_value` as text: "+1.2 points" or "+0.012".
@@ -257,7 +258,7 @@ class Measure:
 
     def format_points(self, gain: float) -> str:
         """Return a difference of two values as text: "+1.2 points" for a share, else "+0.012"."""
-        return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
+        return f"{100 * gain:+.1f} points" if self.is_share else f"{gain:+.3f}"
 
 
 def _import_metrics() -> Any:
@@ -375,48 +376,52 @@ _ALL = (
     Measure(
         name="accuracy",
         title="accuracy",
-        share=True,
-        decides=True,
+        is_share=True,
+        is_decision_measure=True,
         function=_compute_accuracy,
     ),
-    Measure(name="auc", ranks=True, title="AUC", function=_compute_auc),
+    Measure(name="auc", is_ranking_measure=True, title="AUC", function=_compute_auc),
     Measure(
         name="average_precision",
-        ranks=True,
+        is_ranking_measure=True,
         title="average precision",
         function=_compute_average_precision,
     ),
-    Measure(name="ks", ranks=True, title="KS", function=_compute_ks),
+    Measure(name="ks", is_ranking_measure=True, title="KS", function=_compute_ks),
     Measure(
         name="gini",
-        ranks=True,
+        is_ranking_measure=True,
         title="Gini",
-        least=-1.0,
+        min_value=-1.0,
         function=lambda scored: 2 * _compute_auc(scored) - 1,
     ),
     Measure(
         name="balanced_accuracy",
         title="balanced accuracy",
-        share=True,
-        decides=True,
+        is_share=True,
+        is_decision_measure=True,
         function=_compute_balanced_accuracy,
     ),
-    Measure(name="f1", title="F1", decides=True, function=_compute_f1),
+    Measure(name="f1", title="F1", is_decision_measure=True, function=_compute_f1),
     Measure(
-        name="brier", title="Brier score", higher_is_better=False, most=2.0, function=_compute_brier
+        name="brier",
+        title="Brier score",
+        higher_is_better=False,
+        max_value=2.0,
+        function=_compute_brier,
     ),
     Measure(
         name="log_loss",
         title="log loss",
         higher_is_better=False,
-        most=math.inf,
+        max_value=math.inf,
         function=_compute_log_loss,
     ),
     Measure(
         name="r2",
         title="R2",
         tasks=_NUMBERS,
-        least=-math.inf,
+        min_value=-math.inf,
         function=lambda scored: _import_metrics().r2_score(scored.truth, scored.scores),
     ),
     Measure(
@@ -424,7 +429,7 @@ _ALL = (
         title="MAE",
         tasks=_NUMBERS,
         higher_is_better=False,
-        most=math.inf,
+        max_value=math.inf,
         function=lambda scored: _import_metrics().mean_absolute_error(scored.truth, scored.scores),
     ),
     Measure(
@@ -432,7 +437,7 @@ _ALL = (
         title="RMSE",
         tasks=_NUMBERS,
         higher_is_better=False,
-        most=math.inf,
+        max_value=math.inf,
         function=lambda scored: math.sqrt(
             _import_metrics().mean_squared_error(scored.truth, scored.scores)
         ),
@@ -442,7 +447,7 @@ _ALL = (
         title="Poisson deviance",
         tasks=("poisson",),
         higher_is_better=False,
-        most=math.inf,
+        max_value=math.inf,
         function=lambda scored: _import_metrics().mean_poisson_deviance(
             scored.truth, scored.scores
         ),
@@ -456,14 +461,14 @@ ACCURACY = MEASURES["accuracy"]
 """The main measure of runs, unless their settings name another."""
 
 
-def task_of(scored: Scored) -> Task:
+def find_task(scored: Scored) -> Task:
     """Return the task whose measures apply to these scores."""
     if scored.classes:
         return "classification"
     return "poisson" if scored.are_counts else "regression"
 
 
-def names_of(task: str) -> tuple[str, ...]:
+def list_measure_names(task: str) -> tuple[str, ...]:
     """Return the names of the measures of a task."""
     return tuple(name for name, measure in MEASURES.items() if task in measure.tasks)
 
@@ -480,7 +485,9 @@ def find_measure(name: str) -> Measure:
 
 def measure_all(scored: Scored) -> dict[str, float]:
     """Return the value of every measure that these rows define, by name."""
-    values = {name: MEASURES[name].compute_value(scored) for name in names_of(task_of(scored))}
+    values = {
+        name: MEASURES[name].compute_value(scored) for name in list_measure_names(find_task(scored))
+    }
     return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
@@ -489,12 +496,14 @@ def explain_undefined_measures(scored: Scored) -> dict[str, str]:
 
     Only measures of the rows' task are considered.
     """
-    reasons = {name: MEASURES[name].explain_nan(scored) for name in names_of(task_of(scored))}
+    reasons = {
+        name: MEASURES[name].explain_nan(scored) for name in list_measure_names(find_task(scored))
+    }
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 THRESHOLDS: Mapping[str, str] = MappingProxyType(
-    {name: measure.title for name, measure in MEASURES.items() if measure.decides}
+    {name: measure.title for name, measure in MEASURES.items() if measure.is_decision_measure}
 )
 """Name -> title of the measures by which a threshold can be chosen: they read decisions only."""
 

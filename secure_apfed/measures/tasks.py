@@ -19,7 +19,7 @@ from torch import Tensor
 
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import DataError
-from secure_apfed.measures.table import ACCURACY, Scored, outputs_of
+from secure_apfed.measures.table import ACCURACY, Scored, compute_outputs
 from secure_apfed.settings.plugins import PluginTable, require_class
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
@@ -114,7 +114,9 @@ def score_rows(
         labels_N: labels of all N rows of the table.
     """
     rows_on_device = rows.to(labels_N.device)
-    return task.score_outputs(outputs_of(predict, rows_on_device), labels_N[rows_on_device].cpu())
+    return task.score_outputs(
+        compute_outputs(predict, rows_on_device), labels_N[rows_on_device].cpu()
+    )
 
 
 class Classification(Task):

@@ -41,7 +41,7 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
-from secure_apfed.measures.table import Scored, probabilities_of
+from secure_apfed.measures.table import Scored, normalise_scores
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
@@ -236,7 +236,7 @@ class CodeStudent(Student):
             self._fit_layer(layer, encoded_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
             scores.append(encoded_UD[rows_in_fold] @ layer.weight.detach().numpy().T)
         truth_n = self.labels[np.concatenate(folds)]
-        return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
+        return Scored(truth=truth_n, scores=normalise_scores(np.concatenate(scores)))
 
     def _forecast_sums(self, sum_UD: Floats) -> None:
         """Fit the encoder's forecast of the standardised sum, and store each row's forecast.

@@ -86,7 +86,7 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
                 party.make_labeller(settings.labels, None),
                 owner=party.name,
                 is_tested=settings.epsilon is not None,
-                hardens=settings.form == "hard",
+                has_hard_votes=settings.form == "hard",
             )
         self._key = party.derive_key(b"secure-apfed teacher v1")
         self._check_due = settings.epsilon is not None

@@ -700,7 +700,7 @@ class PartyContext:
             epsilon=epsilon,
             delta=self.config.delta,
             key=self.derive_key(b"secure-apfed labeller v1") if is_noised else None,
-            seeded=is_noised and not self.noise_is_secret,
+            is_reproducible=is_noised and not self.noise_is_secret,
         )
 
     def make_defences(self, released: GradientKind) -> DefenceChain:

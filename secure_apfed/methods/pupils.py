@@ -27,7 +27,7 @@ from secure_apfed.baselines.classical import fit_ridges
 from secure_apfed.baselines.fitted import ColumnView
 from secure_apfed.baselines.interface import MIN_CLASSES, FloatArray, IntArray, split_folds
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.measures.table import Scored, probabilities_of
+from secure_apfed.measures.table import Scored, normalise_scores
 
 BoolArray: TypeAlias = NDArray[np.bool_]
 
@@ -152,7 +152,7 @@ def label_rows(predictor: Predictor, task: BaselineTask) -> FloatArray:
     A row of zeros means that the model makes no prediction for it.
     """
     scores_UK = predictor.compute_scores(task.features)
-    return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
+    return np.where(scores_UK.any(axis=1, keepdims=True), normalise_scores(scores_UK), 0.0)
 
 
 def teach_pupils(task: BaselineTask, received_UD: FloatArray) -> list[Pupil]:
@@ -212,7 +212,7 @@ def _fit_pupils(
     for teaching, predictor, scores in zip(teachings, predictors, fold_scores, strict=True):
         held_out = None
         if truth_n is not None:
-            held_out = Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
+            held_out = Scored(truth=truth_n, scores=normalise_scores(np.concatenate(scores)))
         pupils.append(Pupil(taught_by=teaching.name, predictor=predictor, held_out=held_out))
     return pupils
 

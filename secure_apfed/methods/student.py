@@ -67,7 +67,7 @@ from secure_apfed.learning.votes import (
     fit_linear,
     pool_opinions,
 )
-from secure_apfed.measures.table import Scored, probabilities_of
+from secure_apfed.measures.table import Scored, normalise_scores
 from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
 from secure_apfed.methods.alignment import find_positions, intersect_rows
 from secure_apfed.methods.local_models import restore_networks, wrap_as_networks
@@ -722,7 +722,7 @@ def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
     A row of zeros means that the model made no prediction for it.
     """
     is_scored_B1 = scores_BK.any(axis=1, keepdims=True)
-    return np.where(is_scored_B1, probabilities_of(scores_BK), frequencies)
+    return np.where(is_scored_B1, normalise_scores(scores_BK), frequencies)
 
 
 def collect_validation_rows(

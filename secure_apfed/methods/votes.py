@@ -30,7 +30,7 @@ from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import (
     LABELLERS,
     LabellerName,
-    Opening,
+    VoteMechanism,
     Voter,
     require_weights_epsilon,
 )
@@ -131,7 +131,7 @@ class VoteSettings(MethodSettings):
             party.make_labeller(self.labeller, self.weights_epsilon),
             owner=party.name,
             is_tested=self.epsilon is not None,
-            hardens=self.answers == "hard",
+            has_hard_votes=self.answers == "hard",
         )
 
 
@@ -189,7 +189,7 @@ class VotesActive(StudentActive):
     student: Student
 
     def __init__(
-        self, party: PartyContext, contract: Contract, rows: Tensor, opening: Opening | None
+        self, party: PartyContext, contract: Contract, rows: Tensor, opening: VoteMechanism | None
     ) -> None:
         """Build the student and the request for votes; state the guarantee of the votes' noise.
 

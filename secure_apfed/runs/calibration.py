@@ -31,7 +31,7 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.calibration import RARE_SHARE, PlattLine, is_rare, standardise_scores
 from secure_apfed.learning.descent import ActiveNetworks, copy_predictor
 from secure_apfed.learning.votes import find_last_layer
-from secure_apfed.measures.table import outputs_of
+from secure_apfed.measures.table import compute_outputs
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import Session
 from secure_apfed.networks.models import RandomFeatures
@@ -203,7 +203,7 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
         return scores_BK
 
     score_rows = partial(score_in_parts, score_features, data.table.features)
-    scores_NK = outputs_of(score_rows, rows)
+    scores_NK = compute_outputs(score_rows, rows)
     return np.asarray((scores_NK[:, 1] - scores_NK[:, 0]).numpy())
 
 

@@ -32,7 +32,7 @@ from secure_apfed.exchange import Transcript
 from secure_apfed.learning.descent import ActiveNetworks, remove_prefix
 from secure_apfed.learning.own_code import ModuleSource, make_module
 from secure_apfed.learning.votes import MeasuredHelp
-from secure_apfed.measures.intervals import Estimate, estimate_measures, proportion_interval
+from secure_apfed.measures.intervals import Estimate, estimate_measures, estimate_share
 from secure_apfed.measures.table import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import VoteAgreement
@@ -229,7 +229,7 @@ class Ranking(Written):
         rows = len(scored.truth)
         positives = int(scored.truth.sum())
         estimates = estimate_measures(scored)
-        low, high = proportion_interval(positives, rows)
+        low, high = estimate_share(positives, rows)
         return cls(
             class_name=class_name,
             rows=rows,

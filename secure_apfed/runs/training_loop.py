@@ -273,7 +273,7 @@ def _measure_ranking(
     """
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
-    if not measure.ranks and not is_rare(scored.truth.astype(np.int64), RARE_SHARE):
+    if not measure.is_ranking_measure and not is_rare(scored.truth.astype(np.int64), RARE_SHARE):
         return None
     return Ranking.from_scores(scored, labels.data.classes[1])
 

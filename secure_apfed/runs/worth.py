@@ -25,7 +25,7 @@ from secure_apfed.base.names import PartyName
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.measures.intervals import gain_between
+from secure_apfed.measures.intervals import estimate_gain
 from secure_apfed.measures.table import find_measure
 from secure_apfed.methods.terms import make_sum
 from secure_apfed.runs.outcome import Count, RunResult, Written
@@ -262,7 +262,7 @@ def _measure_without(
     gain = None
     if variant in result_without.test_scores:
         measure = find_measure(result.measure)
-        gain = gain_between(
+        gain = estimate_gain(
             result.test_scores[variant], result_without.test_scores[variant], measure
         )
     return PassiveWorth(

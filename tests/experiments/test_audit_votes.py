@@ -25,7 +25,7 @@ from apfed_experiments.audit.votes import (
 )
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed import labellers
-from secure_apfed.labellers.guarantee import table_guarantee
+from secure_apfed.labellers.guarantee import compute_table_guarantee
 from secure_apfed.privacy.randomised_response import LabelResponse, VoteResponse
 
 Floats = NDArray[np.float64]
@@ -185,8 +185,8 @@ def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> No
 def test_claims_are_the_guarantees_of_the_table() -> None:
     private_one = private(labellers.PrivateLogistic, bytes(32))
     answer = VoteResponse(epsilon=2.0, classes=3)
-    found = table_guarantee(private_one, answer, delta=DELTA)
-    assert VOTE_CASES["private weights, own answer"].claim == found.labelled
-    assert VOTE_CASES["one answer"].claim == found.vote
-    bare = table_guarantee(labellers.make_labeller("spreading"), answer, delta=DELTA)
+    found = compute_table_guarantee(private_one, answer, delta=DELTA)
+    assert VOTE_CASES["private weights, own answer"].claim == found.labelled_epsilon
+    assert VOTE_CASES["one answer"].claim == found.vote_epsilon
+    bare = compute_table_guarantee(labellers.make_labeller("spreading"), answer, delta=DELTA)
     assert not np.isfinite(bare.epsilon)

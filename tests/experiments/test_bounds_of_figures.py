@@ -15,7 +15,7 @@ from apfed_experiments.several import _format_interval
 from apfed_experiments.summary import Interval, Leakage, clip_difference
 from apfed_experiments.tables.table import PaperTable, _clip_limits
 from apfed_experiments.tradeoff import _EPSILON_X
-from secure_apfed.measures.table import MEASURES, Measure, Scored, names_of
+from secure_apfed.measures.table import MEASURES, Measure, Scored, list_measure_names
 
 ENDS = re.compile(r"\[([^,]*), ([^\]]*)\]|(\S+) to (\S+)")
 WIDE = Interval(0.98, -9.0, 9.0)
@@ -62,7 +62,7 @@ def write_seeds(measure: Measure) -> str:
 
 
 def scale_of(measure: Measure) -> int:
-    return 100 if measure.share else 1
+    return 100 if measure.is_share else 1
 
 
 # By table, how it writes an interval that is too wide, and the ends that it may show.
@@ -83,8 +83,8 @@ SHOWN: dict[str, tuple[Callable[[], str], float, float]] = {
     **{
         f"several seeds, {measure.name}": (
             partial(write_seeds, measure),
-            scale_of(measure) * measure.least,
-            scale_of(measure) * measure.most,
+            scale_of(measure) * measure.min_value,
+            scale_of(measure) * measure.max_value,
         )
         for measure in MEASURES.values()
     },
@@ -128,9 +128,9 @@ def draw_scored_rows(task: str, draw: np.random.Generator) -> Scored:
 def test_the_bounds_of_a_measure_hold(measure: Measure) -> None:
     draw = np.random.default_rng(3)
     for task in measure.tasks:
-        assert measure.name in names_of(task)
+        assert measure.name in list_measure_names(task)
         values = [measure.compute_value(draw_scored_rows(task, draw)) for _ in range(20)]
-        assert all(measure.least <= value <= measure.most for value in values)
+        assert all(measure.min_value <= value <= measure.max_value for value in values)
 
 
 EPSILON_COLUMNS: dict[str, Column] = {

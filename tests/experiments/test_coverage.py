@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import norm
 
 from apfed_experiments.summary import Interval, estimate_covariance
-from secure_apfed.measures.intervals import gain_between
+from secure_apfed.measures.intervals import estimate_gain
 from secure_apfed.measures.table import ACCURACY, Scored
 
 F = 8
@@ -202,7 +202,7 @@ def test_an_interval_over_the_rows_of_one_run_holds_what_its_two_models_differ_b
     for table in range(TABLES):
         x_B, y_B = people(rng, 200)
         one, other = (predict_rows(x_B, y_B, *fit) for fit in fits)
-        gain = gain_between(one, other, ACCURACY, seed=table)
+        gain = estimate_gain(one, other, ACCURACY, seed=table)
         assert gain is not None
         held += gain.low <= truth <= gain.high
     assert 0.92 <= held / TABLES <= 0.97

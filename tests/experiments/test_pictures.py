@@ -189,13 +189,13 @@ def test_attacks_are_drawn_with_their_variant() -> None:
     )
     drawn = pictures._draw_attacks([make_attack_result(0.2, variant="h and x"), long])
     assert drawn is not None
-    labels = names_of(drawn[0].axes[0])
+    labels = list_measure_names(drawn[0].axes[0])
     assert labels[0].endswith("by passive-1, h and x")
     assert "by passive-2, a variant of a very" in labels[1]
     assert labels[1].endswith("...")
 
 
-def names_of(axes: Axes) -> list[str]:
+def list_measure_names(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts if "\n" in text.get_text()]
 
 

@@ -17,7 +17,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError, NoHelpWarning
 from secure_apfed.learning.votes import MeasuredHelp, pool_opinions
-from secure_apfed.measures.table import probabilities_of
+from secure_apfed.measures.table import normalise_scores
 from secure_apfed.methods import student
 from secure_apfed.methods.student import Student
 from secure_apfed.runs.active_model import load_model
@@ -51,7 +51,7 @@ def test_a_kept_model_says_what_its_baseline_says(name: str, classes: int, seen:
     kept = fitted.make_network()
     assert isinstance(kept, FittedModel)
     said = kept(torch.from_numpy(others)).softmax(1).numpy()
-    np.testing.assert_allclose(said, probabilities_of(fitted.compute_scores(others)), atol=2e-6)
+    np.testing.assert_allclose(said, normalise_scores(fitted.compute_scores(others)), atol=2e-6)
     again = FittedModel.from_tensors(dict(reversed(kept.state_dict().items())))
     assert again is not None
     assert (again(torch.from_numpy(others)).softmax(1).numpy() == said).all()
@@ -153,7 +153,7 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     taught_BK = taught.predict(rows).numpy()
     if name == "ridge":
         with torch.no_grad():
-            taught_BK = probabilities_of(taught.network(rows).double().numpy())
+            taught_BK = normalise_scores(taught.network(rows).double().numpy())
     model = load_model(tmp_path / "run")
     said_BK = model.predict(rows)
     np.testing.assert_allclose(said_BK.numpy(), (taught_BK + local_BK) / 2, atol=2e-6)

@@ -18,7 +18,7 @@ from apfed_experiments.baselines import load_or_measure_baselines
 from apfed_experiments.report import write_report
 from secure_apfed import Config, run
 from secure_apfed.errors import ApfedError, DataError, ModelError
-from secure_apfed.measures.table import Scored, measure_all, names_of
+from secure_apfed.measures.table import Scored, list_measure_names, measure_all
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.runs.checkpoint_store import PartyEnd
 from secure_apfed.runs.folder import RunFolder
@@ -338,7 +338,7 @@ def test_deviance_is_scikit_learns() -> None:
     scores = np.array([0.5, 2.0, 1.5])
     counts = Scored(truth=truth, scores=scores, are_counts=True)
     assert measure_all(counts)["poisson_deviance"] == mean_poisson_deviance(truth, scores)
-    assert set(measure_all(counts)) == set(names_of("poisson"))
+    assert set(measure_all(counts)) == set(list_measure_names("poisson"))
     negative = Scored(truth=truth, scores=-scores, are_counts=True)
     assert "poisson_deviance" not in measure_all(negative)
     assert "poisson_deviance" not in measure_all(Scored(truth=truth, scores=scores))

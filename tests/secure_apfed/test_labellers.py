@@ -625,7 +625,7 @@ def test_a_short_key_of_a_private_labeller_is_refused() -> None:
 @pytest.mark.parametrize("delta", [0.0, 1.0])
 def test_guarantees_out_of_range_are_refused(delta: float) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        guarantee.table_guarantee(Logistic(), RESPONSE, delta=delta)
+        guarantee.compute_table_guarantee(Logistic(), RESPONSE, delta=delta)
 
 
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
@@ -638,12 +638,12 @@ SUM = guarantee.build_vote_release(
 @each
 def test_what_is_claimed_follows_from_facts_of_the_labeller(opening: Any, name: str) -> None:
     labeller = private() if name == PrivateLogistic.name else make_labeller(name)
-    found = guarantee.table_guarantee(labeller, opening, delta=DELTA)
-    assert 0 < found.vote < 20
-    assert found.unlabelled == (found.vote if labeller.inductive else math.inf)
-    assert math.isfinite(found.labelled) == math.isfinite(labeller.model.mu)
-    assert found.labelled > found.vote
-    assert found.epsilon == max(found.unlabelled, found.labelled)
+    found = guarantee.compute_table_guarantee(labeller, opening, delta=DELTA)
+    assert 0 < found.vote_epsilon < 20
+    assert found.unlabelled_epsilon == (found.vote_epsilon if labeller.inductive else math.inf)
+    assert math.isfinite(found.labelled_epsilon) == math.isfinite(labeller.model.mu)
+    assert found.labelled_epsilon > found.vote_epsilon
+    assert found.epsilon == max(found.unlabelled_epsilon, found.labelled_epsilon)
     covered = "covers the whole record of any person" in found.describe_guarantee()
     assert covered == math.isfinite(found.epsilon)
     assert ("NO guarantee for the passive's table" in found.describe_guarantee()) == (not covered)
@@ -651,9 +651,9 @@ def test_what_is_claimed_follows_from_facts_of_the_labeller(opening: Any, name: 
 
 
 def test_weights_and_votes_add_up() -> None:
-    found = guarantee.table_guarantee(private(3.0), RESPONSE, delta=DELTA)
-    assert (found.vote, found.unlabelled) == (1.0, 1.0)
-    assert found.labelled == pytest.approx(4.0, rel=1e-6)
+    found = guarantee.compute_table_guarantee(private(3.0), RESPONSE, delta=DELTA)
+    assert (found.vote_epsilon, found.unlabelled_epsilon) == (1.0, 1.0)
+    assert found.labelled_epsilon == pytest.approx(4.0, rel=1e-6)
     # A numerical composition of a Gaussian and binary randomised response of that epsilon.
     mu = gdp_mu(3.0, DELTA)
     epsilon = 1.0
@@ -665,11 +665,11 @@ def test_weights_and_votes_add_up() -> None:
         noise, 2, value_discretization_interval=1e-3
     )
     theirs = gaussian.compose(response).get_epsilon_for_delta(DELTA)
-    assert theirs <= found.labelled <= theirs + 0.5
-    found = guarantee.table_guarantee(private(3.0), SUM, delta=DELTA)
+    assert theirs <= found.labelled_epsilon <= theirs + 0.5
+    found = guarantee.compute_table_guarantee(private(3.0), SUM, delta=DELTA)
     exact = gdp_epsilon(math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA)), DELTA)
-    assert exact <= found.labelled <= 1.15 * exact
-    assert found.vote == SUM.epsilon_of(1, DELTA)
+    assert exact <= found.labelled_epsilon <= 1.15 * exact
+    assert found.vote_epsilon == SUM.epsilon_of(1, DELTA)
 
 
 def test_calibrated_noise_is_the_least_that_keeps_the_budget() -> None:
@@ -680,7 +680,7 @@ def test_calibrated_noise_is_the_least_that_keeps_the_budget() -> None:
 
     found = guarantee.calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA)
     spent = [
-        guarantee.table_guarantee(Logistic(), release(noise), delta=DELTA).vote
+        guarantee.compute_table_guarantee(Logistic(), release(noise), delta=DELTA).vote_epsilon
         for noise in (found, found - 1)
     ]
     assert spent[0] <= 3.0 < spent[1]

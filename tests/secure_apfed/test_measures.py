@@ -17,7 +17,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.learning.calibration import PlattLine, fit_slope, standardise_scores
 from secure_apfed.measures.intervals import (
     MIN_ROWS,
-    REDRAWN,
+    RESAMPLED_MEASURES,
     Resamples,
     _choose_block,
     _choose_resamples,
@@ -34,12 +34,12 @@ from secure_apfed.measures.table import (
     cheapest_threshold,
     compute_balanced_weights,
     find_measure,
+    find_task,
     lift_table,
+    list_measure_names,
     measure_all,
-    names_of,
-    probabilities_of,
+    normalise_scores,
     score_model,
-    task_of,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs/tasks-and-measures.md").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_classes_are_measured_as_scikit_learn_does() -> None:
             }
         )
     )
-    shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
+    shares = normalise_scores(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
     assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
     three = make_scored(90, 3)  # a class without rows has no part in a mean
     kept = three.select_rows(np.flatnonzero(three.truth < 2))
@@ -114,7 +114,7 @@ def test_ranks_are_measured_by_hand(said: list[float], ranks: list[int]) -> None
 
 def test_what_rows_do_not_define_is_left_out() -> None:
     one_class = Scored.from_probabilities([1, 1], [0.4, 0.9])
-    assert set(names_of("classification")) - set(measure_all(one_class)) == {
+    assert set(list_measure_names("classification")) - set(measure_all(one_class)) == {
         "auc",
         "average_precision",
         "ks",
@@ -207,7 +207,12 @@ def test_intervals_of_many_rows_are_those_of_few_resamples(
         assert many[name].value == estimate.value
         assert many[name].low == pytest.approx(estimate.low, abs=0.25 * width), name
         assert many[name].high == pytest.approx(estimate.high, abs=0.25 * width), name
-        assert MEASURES[name].least <= many[name].low <= many[name].high <= MEASURES[name].most
+        assert (
+            MEASURES[name].min_value
+            <= many[name].low
+            <= many[name].high
+            <= MEASURES[name].max_value
+        )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +238,7 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
         "alike": Scored(truth=np.full(9, 2.0), scores=np.array([2.0, 3, 2] * 3)),
         "nearly alike": Scored(truth=np.array([0.3] * 4 + [0.7]), scores=np.arange(5) / 9),
     }
-    assert set(REDRAWN) == set(MEASURES)
+    assert set(RESAMPLED_MEASURES) == set(MEASURES)
     for case, rows in cases.items():
         counts_RB = np.concatenate([*_iter_draws(rows, 20, 0), np.ones((1, len(rows.truth)))])
         redrawn = Resamples(rows, counts_RB)
@@ -242,10 +247,10 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
             measure_all(rows.select_rows(np.repeat(places, counts_B)))
             for counts_B in counts_RB.astype(int)
         ]
-        assert set(measured[-1]) == set(names_of(task_of(rows)))
+        assert set(measured[-1]) == set(list_measure_names(find_task(rows)))
         for name in measured[-1]:
             found = [each[name] for each in measured]
-            assert REDRAWN[name](redrawn) == pytest.approx(found, rel=1e-8), (case, name)
+            assert RESAMPLED_MEASURES[name](redrawn) == pytest.approx(found, rel=1e-8), (case, name)
     whole = estimate_measures(make_scored(50, 3))
     monkeypatch.setattr(
         "secure_apfed.measures.intervals._BLOCK_CELLS", 333

@@ -18,7 +18,7 @@ from apfed_experiments.report import write_report
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.measures.table import ACCURACY, MEASURES, Scored, measure_all, names_of
+from secure_apfed.measures.table import ACCURACY, MEASURES, Scored, list_measure_names, measure_all
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy import accountants
@@ -31,7 +31,7 @@ from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
-ALL = set(names_of("classification"))
+ALL = set(list_measure_names("classification"))
 
 
 def config_of(**settings: Any) -> Config:

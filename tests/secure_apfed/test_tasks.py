@@ -34,7 +34,7 @@ from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import ConfigError, DataError, FewRowsWarning, ModelError
 from secure_apfed.exchange import Kind
 from secure_apfed.interfaces.estimator import VerticalClassifier
-from secure_apfed.measures.table import MEASURES, names_of
+from secure_apfed.measures.table import MEASURES, list_measure_names
 from secure_apfed.measures.tasks import TASKS, Regression
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.student import RANGES, Bins
@@ -199,7 +199,7 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     outcome = load_outcome(folder)
     data = load_data(config.data, seed=config.seed)
     assert result.measure == "r2"
-    assert set(outcome.measures[method]) == set(names_of("regression"))
+    assert set(outcome.measures[method]) == set(list_measure_names("regression"))
     kept = load_scores(folder, method, threshold=None)
     assert kept is not None
     assert data.targets is not None
@@ -214,7 +214,7 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     assert said == pytest.approx(of_model.scores, rel=1e-4)
     assert result.scores[alone] == pytest.approx(r2_score(truth, said), abs=1e-4)
     report = write_report(tmp_path / "run").read_text()
-    assert all(MEASURES[name].title in report for name in names_of("regression"))
+    assert all(MEASURES[name].title in report for name in list_measure_names("regression"))
     assert json.loads(folder.model_card.read_text())["targets"] == data.targets.model_dump()
 
 

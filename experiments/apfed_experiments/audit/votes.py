@@ -37,7 +37,7 @@ from secure_apfed.labellers import (
     Spreading,
     harden_votes,
 )
-from secure_apfed.labellers.guarantee import build_vote_release, table_guarantee
+from secure_apfed.labellers.guarantee import build_vote_release, compute_table_guarantee
 from secure_apfed.labellers.kinds import Integers
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.randomised_response import VoteResponse
@@ -436,7 +436,9 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "inductive, no label": VoteCase(
         title="logistic regression, a record without a label replaced: all answers",
         says="the whole record of a person without a label",
-        claim=table_guarantee(Logistic(), _TWO_CLASS_ANSWER, delta=DELTA).unlabelled,
+        claim=compute_table_guarantee(
+            Logistic(), _TWO_CLASS_ANSWER, delta=DELTA
+        ).unlabelled_epsilon,
         scores=partial(
             score_all_answers, Logistic(), _TWO_CLASS_ANSWER, make_people_on_a_line(labelled=False)
         ),
@@ -472,13 +474,13 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "private weights, own answer": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, own answer",
         says="the whole record of a labelled person",
-        claim=table_guarantee(_PRIVATE, _ANSWER, delta=DELTA).labelled,
+        claim=compute_table_guarantee(_PRIVATE, _ANSWER, delta=DELTA).labelled_epsilon,
         scores=partial(score_weights_and_answer, _make_labeller, _ANSWER, make_labelled_person()),
     ),
     "private weights, own vote in a sum": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, noisy sum",
         says="the whole record of a labelled person",
-        claim=table_guarantee(_PRIVATE, _HARD_SUM, delta=DELTA).labelled,
+        claim=compute_table_guarantee(_PRIVATE, _HARD_SUM, delta=DELTA).labelled_epsilon,
         gaussian=True,
         scores=partial(score_weights_and_sum, _make_labeller, _NOISY_SUM, make_labelled_person()),
     ),

@@ -31,7 +31,7 @@ from apfed_experiments.report.run import ReportedRun, load_predictions
 from apfed_experiments.words import attack_title, format_difference, format_key
 from apfed_experiments.worth import CAPTION, draw_worth, make_worth_interval
 from secure_apfed.base.files import own_subfolder
-from secure_apfed.measures.intervals import proportion_interval
+from secure_apfed.measures.intervals import estimate_share
 from secure_apfed.measures.table import MEASURES, Measure, calibration_curve
 from secure_apfed.runs.outcome import Outcome
 
@@ -154,7 +154,7 @@ def _draw_measure_curves(
     axes.set(
         title=f"Test {measure.title}",
         xlabel="epoch",
-        ylabel=rows if measure.share else measure.title,
+        ylabel=rows if measure.is_share else measure.title,
     )
     last_epoch = max(points[-1][0] for points in curves.values())
     return _label_curves(axes, last_epoch, ends, measure)
@@ -194,7 +194,7 @@ def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
     Measures between 0 and 1 are in per cent.
     """
     measure = run.outcome.headline_measure
-    scale = 100 if measure.share else 1
+    scale = 100 if measure.is_share else 1
     measured = [(row.epoch, row.get_scores(measure.name)) for row in run.epochs if row.accuracy]
     curves = {}
     for variant in run.outcome.accuracy:
@@ -222,7 +222,7 @@ def _label_curves(
         measure: the drawn measure; one between 0 and 1 is drawn in per cent.
     """
     texts = list[str]()
-    scale = 100 if measure.share else 1
+    scale = 100 if measure.is_share else 1
     low, high = axes.get_ylim()
     gap = 0.075 * (high - low)  # height of a line of text, as a share of the axis
     text_height = -math.inf
@@ -255,7 +255,7 @@ def _draw_calibration(run: ReportedRun) -> Drawing:
     highest = 0.0
     for point in points:
         # The 95 % interval of the observed share, from the number of positives and of rows.
-        low, high = proportion_interval(round(point.observed * point.rows), point.rows)
+        low, high = estimate_share(round(point.observed * point.rows), point.rows)
         axes.plot([point.predicted] * 2, [low, high], color=OURS, linewidth=1.2)
         axes.plot(point.predicted, point.observed, "o", color=OURS, markersize=5)
         highest = max(highest, high, point.predicted)
