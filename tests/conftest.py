@@ -144,7 +144,7 @@ _TEACHERS = (
     "secure_apfed.methods.student._TREE_COUNT",
     "secure_apfed.methods.local_models.TEACHERS",
 )
-_MIXMATCH = ("secure_apfed.baselines.networks._STEPS",)
+_MIXMATCH = ("secure_apfed.baselines.networks._MIXMATCH_STEPS",)
 _WHOLE = {
     "every_teacher": _TEACHERS,
     "whole_mixmatch": _MIXMATCH,

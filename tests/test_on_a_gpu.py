@@ -64,7 +64,7 @@ BOTH = {
 @pytest.fixture(autouse=True)
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     """Record where a run computes, whose teachers learn for a few steps only."""
-    steps = {"networks._STEPS": 4, "networks._CODER_STEPS": 4, "classical._TREES": 5}
+    steps = {"networks._MIXMATCH_STEPS": 4, "networks._CODER_STEPS": 4, "classical._TREE_COUNT": 5}
     for name, few in steps.items():
         monkeypatch.setattr(f"secure_apfed.baselines.{name}", few)
     monkeypatch.setattr("secure_apfed.methods.student._TREE_COUNT", 5)

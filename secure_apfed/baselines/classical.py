@@ -46,15 +46,15 @@ from secure_apfed.labellers.kinds import (
     scatter_columns,
 )
 
-_STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+_INVERSE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Values tried of C, the inverse strength of the L2 penalty of a logistic regression."""
 _FOLDS = 3
 """Folds by which the strength of a logistic regression is chosen."""
-_STEPS = 5_000
+_MAX_ITERATIONS = 5_000
 """Iterations of the optimiser of a logistic regression at most."""
-_CONFIDENT = 0.9
+_CONFIDENT_PROBABILITY = 0.9
 """Class probability from which self-training takes a prediction for a label."""
-_MAX_STRENGTH = 1.0
+_MAX_INVERSE_PENALTY = 1.0
 """Largest C of the regression in self-training, since a larger one is sure of all rows at once."""
 _TEACHING_ROUNDS = 10
 """Largest number of rounds of self-training."""
@@ -64,24 +64,24 @@ _BOOSTING_ROUNDS = 60
 _MIN_BINS = 2
 _MAX_BINS = 255
 """scikit-learn takes no fewer and no more bins of a column."""
-_LEAVES = 8
+_MAX_LEAVES = 8
 """Largest number of leaves of a boosted tree."""
-_COSINES = 300
+_COSINE_COUNT = 300
 """Number of random cosine features."""
-_LAMBDAS = tuple(10.0**power for power in range(-3, 4))
+_RIDGE_PENALTIES = tuple(10.0**power for power in range(-3, 4))
 """Penalties of ridge regression, of which one is chosen."""
 _MAX_DECOMPOSED = 8
 """Decompositions that a process caches: of whole rows and of three folds, for two tables."""
 _MAX_DECOMPOSED_BYTES = 2**23
 """Larger tables are not cached, since they are copied as the cache's key."""
 # Label spreading: neighbours and alpha by default, then the values of each that are tried.
-_NEIGHBOURS = 10
+_NEIGHBOUR_COUNT = 10
 _ALPHA = 0.2
-_NEIGHBOUR_COUNTS = (5, 10, 20)
-_ALPHAS = (0.2, 0.5, 0.8)
+_NEIGHBOUR_CHOICES = (5, 10, 20)
+_ALPHA_CHOICES = (0.2, 0.5, 0.8)
 _UNIFORM_SHARE = 0.1
 """Share of uniform probabilities mixed into predictions, so that no single error decides."""
-_TREES = 200
+_TREE_COUNT = 200
 _BOOSTING_FOLDS = 2
 
 
@@ -139,7 +139,7 @@ def make_logistic_regression(inverse_penalty: float) -> Any:
     """Return an unfitted logistic regression; a larger `inverse_penalty` (C) regularises less."""
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=inverse_penalty, max_iter=_STEPS)
+    return LogisticRegression(C=inverse_penalty, max_iter=_MAX_ITERATIONS)
 
 
 def choose_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
@@ -179,7 +179,7 @@ def _choose_strength(rows: bytes, labels: bytes, seed: int) -> float:
             log_likelihood += float(np.log(true_probability_B + 1e-12).sum())
         return log_likelihood
 
-    return max(_STRENGTHS, key=compute_likelihood)
+    return max(_INVERSE_PENALTIES, key=compute_likelihood)
 
 
 class Logistic(Baseline):
@@ -216,14 +216,16 @@ class SelfTraining(Baseline):
         scaler = fit_scaler(task)
         scaled_NF = scaler.transform(task.features)
         inverse_penalty = choose_strength(scaled_NF[task.labelled_indices], task.labels, task.seed)
-        model = make_logistic_regression(min(inverse_penalty, _MAX_STRENGTH))
+        model = make_logistic_regression(min(inverse_penalty, _MAX_INVERSE_PENALTY))
         if len(task.labelled_indices) == len(scaled_NF):  # no row is left to label
             return build_regression(
                 scaler, model.fit(scaled_NF[task.labelled_indices], task.labels), task.classes
             )
         labels_N = np.full(len(scaled_NF), -1)  # scikit-learn's mark of an unlabelled row
         labels_N[task.labelled_indices] = task.labels
-        classifier = SelfTrainingClassifier(model, threshold=_CONFIDENT, max_iter=_TEACHING_ROUNDS)
+        classifier = SelfTrainingClassifier(
+            model, threshold=_CONFIDENT_PROBABILITY, max_iter=_TEACHING_ROUNDS
+        )
         return build_regression(
             scaler, classifier.fit(scaled_NF, labels_N).estimator_, task.classes
         )
@@ -244,7 +246,7 @@ class ExtraTrees(Baseline):
         trees, seen_classes = grow_classifying_trees(
             scaler.transform(task.labelled_features),
             task.labels,
-            tree_count=_TREES,
+            tree_count=_TREE_COUNT,
             seed=task.derive_random_state(self.name),
         )
 
@@ -325,7 +327,7 @@ class GradientBoosting(Baseline):
         model = HistGradientBoostingClassifier(
             max_iter=rounds,
             max_bins=max_bins,
-            max_leaf_nodes=_LEAVES,
+            max_leaf_nodes=_MAX_LEAVES,
             min_samples_leaf=min_leaf_rows,
             early_stopping=False,
             random_state=task.derive_random_state(self.name),
@@ -399,12 +401,12 @@ def fit_ridges(
     inverse_width = 1 / scaled_RF.shape[1]
     cosine_sampler = RBFSampler(
         gamma=inverse_width / 2,
-        n_components=_COSINES,
+        n_components=_COSINE_COUNT,
         random_state=task.derive_random_state("cosines"),
     )
     cosine_sampler.fit(scaled_RF)
     all_weights_TC, all_biases_T = fit_best_ridge(
-        _stack_columns(scaled_RF, cosine_sampler), np.hstack(targets_by_output), _LAMBDAS
+        _stack_columns(scaled_RF, cosine_sampler), np.hstack(targets_by_output), _RIDGE_PENALTIES
     )
     weights = np.split(all_weights_TC, len(targets_by_output))
     biases = np.split(all_biases_T, len(targets_by_output))
@@ -508,7 +510,7 @@ def _make_cosine_regression(
         linear_KF, shifted_K = unscale_layer(
             scaler, weights_KC[:, :feature_count] / np.sqrt(feature_count), bias_K
         )
-        waves_CK = np.sqrt(2 / _COSINES) * weights_KC[:, feature_count:].T
+        waves_CK = np.sqrt(2 / _COSINE_COUNT) * weights_KC[:, feature_count:].T
         return FittedModel(
             Cosines(
                 {
@@ -594,7 +596,9 @@ class Spreading(_SpreadLabels):
         is_reached_N = labels_NK.any(axis=1)
         reached_labels_RK = labels_NK[is_reached_N]
         rows_RF = task.features[is_reached_N]
-        neighbour_index = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_labels_RK)))
+        neighbour_index = NearestNeighbors(
+            n_neighbors=min(_NEIGHBOUR_COUNT, len(reached_labels_RK))
+        )
         neighbour_index.fit(rows_RF)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
@@ -651,10 +655,10 @@ def _spread_labels(task: BaselineTask, largest_task: BaselineTask) -> FloatArray
     nearest_NC = score_once(
         "nearest",
         task,
-        lambda: find_nearest_rows(features_NF, max(_NEIGHBOUR_COUNTS)).astype(np.float64),
+        lambda: find_nearest_rows(features_NF, max(_NEIGHBOUR_CHOICES)).astype(np.float64),
         needs_labels=False,
     ).astype(np.int64)
-    neighbour_count = _NEIGHBOURS
+    neighbour_count = _NEIGHBOUR_COUNT
     alpha = _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
         neighbour_count, alpha = _choose_spreading(task, largest_task, nearest_NC)
@@ -689,12 +693,12 @@ def _choose_spreading(
     # contributes to another labelled row.
     reach_CAnn = _take_reach(task, largest_task, nearest_NC)
     rating_by_choice = {}
-    for neighbour_count, reach_Ann in zip(_NEIGHBOUR_COUNTS, reach_CAnn, strict=True):
-        for alpha, reach_nn in zip(_ALPHAS, reach_Ann, strict=True):
+    for neighbour_count, reach_Ann in zip(_NEIGHBOUR_CHOICES, reach_CAnn, strict=True):
+        for alpha, reach_nn in zip(_ALPHA_CHOICES, reach_Ann, strict=True):
             scores_nK = divide_by_norm(reach_nn.T @ one_hot_labels_nK)
             rating_by_choice[neighbour_count, alpha] = rate_predictions(scores_nK)
     # The default comes first, so that it wins ties.
-    return max([(_NEIGHBOURS, _ALPHA), *rating_by_choice], key=rating_by_choice.__getitem__)
+    return max([(_NEIGHBOUR_COUNT, _ALPHA), *rating_by_choice], key=rating_by_choice.__getitem__)
 
 
 def _take_reach(task: BaselineTask, largest_task: BaselineTask, nearest_NC: IntArray) -> FloatArray:
@@ -733,5 +737,7 @@ def _find_reach(
     """
     nearest_NC = np.frombuffer(nearest_as_bytes, dtype=np.int64).reshape(-1, neighbours_per_row)
     labelled_n = np.frombuffer(labelled_as_bytes, dtype=np.int64)
-    graphs = (build_graph(nearest_NC[:, :neighbour_count]) for neighbour_count in _NEIGHBOUR_COUNTS)
-    return np.stack([find_reach(graph_NN, labelled_n, _ALPHAS) for graph_NN in graphs])
+    graphs = (
+        build_graph(nearest_NC[:, :neighbour_count]) for neighbour_count in _NEIGHBOUR_CHOICES
+    )
+    return np.stack([find_reach(graph_NN, labelled_n, _ALPHA_CHOICES) for graph_NN in graphs])

@@ -46,36 +46,36 @@ _ADAMW = make_eager_class(torch.optim.AdamW)
 # The run's own network: its largest number of steps, the steps after which its rate is judged, and
 # the steps over which losses are averaged.
 _MAX_STEPS = 1_000
-_FIRST_LOOK = 300
-_LOOK_EVERY = 100
-# Multiples of the run's rate. The next one is tried if the loss after _FIRST_LOOK steps is above
-# _SLOW times the loss of a uniform guess.
+_STEPS_BEFORE_RATE_CHECK = 300
+_STEPS_PER_LOSS_CHECK = 100
+# Multiples of the run's rate. The next one is tried if the loss after _STEPS_BEFORE_RATE_CHECK
+# steps is above _SLOW_LOSS_SHARE times the loss of a uniform guess.
 _RATE_FACTORS = (5, 25)
-_SLOW = 0.8
+_SLOW_LOSS_SHARE = 0.8
 # Training stops at this mean loss. Labels are too few to hold some out that would show when to
 # stop.
-_LEARNT = 0.02
+_SUFFICIENT_LOSS = 0.02
 # The autoencoder.
 _CODER_WIDTH = 128
-_CODE = 64
+_CODE_SIZE = 64
 _CODER_STEPS = 600
-_CODER_BATCH = 128
-_CODER_RATE = 2e-3
-_CODER_NOISE = 0.3  # standard deviation of the noise on the standardised features
+_CODER_BATCH_ROWS = 128
+_CODER_LEARNING_RATE = 2e-3
+_CODER_NOISE_DEVIATION = 0.3  # standard deviation of the noise on the standardised features
 # MixMatch.
-_WIDTH = 128
-_STEPS = 400
-_BATCH = 64
-_RATE = 3e-3
-_DECAY = 2e-3
-_NOISE = 0.2  # standard deviation of the augmentation
-_DROPPED = 0.1  # probability that it sets a feature to its mean
-_GUESSES = 2  # augmentations that are averaged
+_HIDDEN_WIDTH = 128
+_MIXMATCH_STEPS = 400
+_BATCH_ROWS = 64
+_LEARNING_RATE = 3e-3
+_WEIGHT_DECAY = 2e-3
+_NOISE_DEVIATION = 0.2  # standard deviation of the augmentation
+_DROP_PROBABILITY = 0.1  # probability that it sets a feature to its mean
+_AUGMENTATIONS_PER_GUESS = 2  # augmentations that are averaged
 _TEMPERATURE = 0.5
-_MIX = 0.75  # alpha of the Beta distribution of the mixing weight
+_MIX_ALPHA = 0.75  # alpha of the Beta distribution of the mixing weight
 # Of the unlabelled rows' loss, after a ramp over half of the steps; the paper's for CIFAR-10.
-_WEIGHT = 75.0
-_AVERAGE = 0.98  # decay of the moving average of weights
+_MAX_GUESS_WEIGHT = 75.0
+_AVERAGE_DECAY = 0.98  # decay of the moving average of weights
 
 
 class Network(Baseline):
@@ -118,12 +118,12 @@ def _train_until_learning(task: BaselineTask) -> "_Attempt":
     uniform_loss = math.log(len(np.unique(task.labels)))
     attempt = _Attempt(task, task.train.learning_rate)
     last_finite = attempt
-    recent_loss = attempt.train_steps(_FIRST_LOOK)
+    recent_loss = attempt.train_steps(_STEPS_BEFORE_RATE_CHECK)
     for rate_factor in _RATE_FACTORS:
-        if recent_loss < _SLOW * uniform_loss or not math.isfinite(recent_loss):
+        if recent_loss < _SLOW_LOSS_SHARE * uniform_loss or not math.isfinite(recent_loss):
             break
         attempt = _Attempt(task, rate_factor * task.train.learning_rate)
-        recent_loss = attempt.train_steps(_FIRST_LOOK)
+        recent_loss = attempt.train_steps(_STEPS_BEFORE_RATE_CHECK)
         if math.isfinite(recent_loss):
             last_finite = attempt
     return last_finite
@@ -171,8 +171,8 @@ class _Attempt:
         Raises ModelError: training diverged.
         """
         recent_loss = math.inf
-        while self._steps < _MAX_STEPS and recent_loss > _LEARNT:
-            recent_loss = self.train_steps(_LOOK_EVERY)
+        while self._steps < _MAX_STEPS and recent_loss > _SUFFICIENT_LOSS:
+            recent_loss = self.train_steps(_STEPS_PER_LOSS_CHECK)
             if not math.isfinite(recent_loss):
                 raise ModelError(
                     "local models: the network's training diverged; lower train.learning_rate, or "
@@ -180,9 +180,9 @@ class _Attempt:
                 )
 
     def train_steps(self, step_count: int) -> float:
-        """Take some steps; return the mean loss of the last `_LOOK_EVERY` of them."""
+        """Take some steps; return the mean loss of the last `_STEPS_PER_LOSS_CHECK` of them."""
         losses = [self._take_step() for _ in range(step_count)]
-        recent_losses = losses[-_LOOK_EVERY:]
+        recent_losses = losses[-_STEPS_PER_LOSS_CHECK:]
         return sum(recent_losses) / len(recent_losses)
 
     def _take_step(self) -> float:
@@ -266,7 +266,7 @@ class Autoencoder(Baseline):
 def _make_coder(features: int) -> nn.Module:
     """Return the autoencoder's untrained encoder, for rows with this number of features."""
     return nn.Sequential(
-        nn.Linear(features, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, _CODE), nn.ReLU()
+        nn.Linear(features, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, _CODE_SIZE), nn.ReLU()
     )
 
 
@@ -279,15 +279,15 @@ def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
     with draws:
         encoder = _make_coder(feature_count)
         decoder = nn.Sequential(
-            nn.Linear(_CODE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, feature_count)
+            nn.Linear(_CODE_SIZE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, feature_count)
         )
     generator = draws.get_generator()
     # All P parameters as one, which is faster.
     weights_P, gradient_P = flatten_parameters([encoder, decoder])
-    adam = _ADAM([weights_P], lr=_CODER_RATE)
+    adam = _ADAM([weights_P], lr=_CODER_LEARNING_RATE)
     for _ in range(_CODER_STEPS):
-        x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH,), generator=generator)]
-        noisy_BF = x_BF + _CODER_NOISE * torch.randn(x_BF.shape, generator=generator)
+        x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH_ROWS,), generator=generator)]
+        noisy_BF = x_BF + _CODER_NOISE_DEVIATION * torch.randn(x_BF.shape, generator=generator)
         loss = F.mse_loss(decoder(encoder(noisy_BF)), x_BF)
         gradient_P.zero_()
         loss.backward()
@@ -396,11 +396,11 @@ class _Rows:
 def _make_network(features: int, classes: int) -> nn.Sequential:
     """Return an untrained perceptron of two hidden layers, from features to class logits."""
     return nn.Sequential(
-        nn.Linear(features, _WIDTH),
+        nn.Linear(features, _HIDDEN_WIDTH),
         nn.ReLU(),
-        nn.Linear(_WIDTH, _WIDTH),
+        nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH),
         nn.ReLU(),
-        nn.Linear(_WIDTH, classes),
+        nn.Linear(_HIDDEN_WIDTH, classes),
     )
 
 
@@ -524,10 +524,10 @@ def _train_networks(task_rows: Sequence[_Rows], draws: Draws) -> list[nn.Module]
     networks = _ParallelNetworks(network, len(task_rows))
     weights_P, _ = flatten_parameters([networks])
     average_P = weights_P.detach().clone()
-    adam = _ADAMW([weights_P], lr=_RATE, weight_decay=_DECAY)
+    adam = _ADAMW([weights_P], lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
     frequency_G1K = _compute_frequencies([rows.labels for rows in task_rows])
     guessed_frequency_G1K = frequency_G1K.clone()
-    for step in range(_STEPS):
+    for step in range(_MIXMATCH_STEPS):
         drawn_rows = _draw_rows([len(rows.labelled) for rows in task_rows], generator)
         x_GBF = _augment_rows(
             _take_rows([rows.labelled for rows in task_rows], drawn_rows), generator
@@ -535,23 +535,23 @@ def _train_networks(task_rows: Sequence[_Rows], draws: Draws) -> list[nn.Module]
         y_GBK = _take_rows([rows.labels for rows in task_rows], drawn_rows)
         drawn_rows = _draw_rows([len(rows.others) for rows in task_rows], generator)
         others_GBF = _take_rows([rows.others for rows in task_rows], drawn_rows)
-        augmented = [_augment_rows(others_GBF, generator) for _ in range(_GUESSES)]
+        augmented = [_augment_rows(others_GBF, generator) for _ in range(_AUGMENTATIONS_PER_GUESS)]
         guess_GBK = _guess_labels(networks, augmented)
-        guessed_frequency_G1K.lerp_(_compute_frequencies(guess_GBK), 1 - _AVERAGE)
+        guessed_frequency_G1K.lerp_(_compute_frequencies(guess_GBK), 1 - _AVERAGE_DECAY)
         # A class that was never guessed must not divide by 0.
         targets_GBK = _sharpen_guess(
             guess_GBK * frequency_G1K / guessed_frequency_G1K.clamp_min(1e-6)
         )
         x_GMF = torch.cat([x_GBF, *augmented], dim=1)
-        y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
-        guess_weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
+        y_GMK = torch.cat([y_GBK, *([targets_GBK] * _AUGMENTATIONS_PER_GUESS)], dim=1)
+        guess_weight = _MAX_GUESS_WEIGHT * min(1.0, 2 * step / _MIXMATCH_STEPS)
         x_GMF, y_GMK = _mix_pairs(x_GMF, y_GMK, generator)
         outputs = networks.list_layer_outputs(x_GMF)
         error_GMK = _compute_loss_gradient(outputs[-1], y_GMK, guess_weight=guess_weight)
         networks.set_gradients(x_GMF, outputs, error_GMK)
         adam.step()
-        # The average forgets its beginning: its weight on the past rises from 0 to _AVERAGE.
-        average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
+        # The average forgets its beginning: its weight on the past rises from 0 to _AVERAGE_DECAY.
+        average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE_DECAY, step / (step + 10)))
     weights_P.data.copy_(average_P)
     return networks.split_networks(network)
 
@@ -571,7 +571,7 @@ def _draw_rows(row_counts: Sequence[int], generator: torch.Generator) -> list[Te
     batches = []
     for row_count in row_counts:
         generator.set_state(state)
-        batches.append(torch.randint(row_count, (_BATCH,), generator=generator))
+        batches.append(torch.randint(row_count, (_BATCH_ROWS,), generator=generator))
     return batches
 
 
@@ -586,8 +586,8 @@ def _augment_rows(x_GBF: Tensor, generator: torch.Generator) -> Tensor:
     All G copies get the same noise. `x_GBF`: B standardised rows for each copy.
     """
     shape = x_GBF.shape[1:]
-    noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=generator)
-    return noisy_GBF * (torch.rand(shape, generator=generator) >= _DROPPED)
+    noisy_GBF = x_GBF + _NOISE_DEVIATION * torch.randn(shape, generator=generator)
+    return noisy_GBF * (torch.rand(shape, generator=generator) >= _DROP_PROBABILITY)
 
 
 @torch.no_grad()
@@ -617,7 +617,7 @@ def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, generator: torch.Generator) -> tupl
 
     `x_GMF`: the rows. `y_GMK`: their class probabilities. `generator`: random number generator.
     """
-    concentration_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
+    concentration_M2 = torch.full((x_GMF.shape[1], 2), _MIX_ALPHA)
     # Torch has no seeded Beta distribution. It is the first share of a two-way Dirichlet.
     share_M: Tensor = torch._sample_dirichlet(concentration_M2, generator=generator)[:, 0]
     own_share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
@@ -632,17 +632,18 @@ def _compute_loss_gradient(logits_GMK: Tensor, y_GMK: Tensor, *, guess_weight: f
     """Return the gradient of MixMatch's loss by the logits (Eqs. 2 to 5).
 
     The loss is the cross-entropy of labelled rows plus the squared error of guessed ones. Of the M
-    rows of each of G copies, the first `_BATCH` are labelled; the L others have guessed labels.
+    rows of each of G copies, the first `_BATCH_ROWS` are labelled; the L others have guessed
+    labels.
 
     `logits_GMK`: the networks' outputs. `y_GMK`: the labels. `guess_weight`: weight of the squared
     error.
     """
-    labelled_log_GBK = logits_GMK[:, :_BATCH].log_softmax(-1)
-    labelled_error_GBK = y_GMK[:, :_BATCH] * (-1 / _BATCH)
-    guessed_GLK = logits_GMK[:, _BATCH:].softmax(-1)
+    labelled_log_GBK = logits_GMK[:, :_BATCH_ROWS].log_softmax(-1)
+    labelled_error_GBK = y_GMK[:, :_BATCH_ROWS] * (-1 / _BATCH_ROWS)
+    guessed_GLK = logits_GMK[:, _BATCH_ROWS:].softmax(-1)
     _, guess_count, classes = guessed_GLK.shape
     guessed_error_GLK = (
-        (guessed_GLK - y_GMK[:, _BATCH:]) * (2 / (guess_count * classes)) * guess_weight
+        (guessed_GLK - y_GMK[:, _BATCH_ROWS:]) * (2 / (guess_count * classes)) * guess_weight
     )
     # The backward functions of log_softmax and softmax, as autograd calls them.
     aten = torch.ops.aten

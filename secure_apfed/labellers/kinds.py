@@ -256,43 +256,43 @@ votes. They are the first ones."""
 _COLUMNS_AT_ONCE = 32
 """Columns that one thread spreads at once."""
 _MAX_THREADS = 8
-_FOLDS = 10
+_FOLD_COUNT = 10
 """Folds of cross-fitting in logistic regression."""
 _ALPHA = 0.2
 """The share that a row takes from its neighbours in label spreading."""
 _MAX_HOPS = 50
 """Largest number of edges of a path; on longer ones a label has a weight below alpha^50."""
-_CONVERGED = 1e-12
+_CONVERGED_SHARE = 1e-12
 """Relative weight of longer paths below which spreading stops."""
 _MAX_TREE_COLUMNS = 8
 """With more columns a k-d tree is slower than all distances (16 columns, 40,000 rows: 72 s against
 10 s)."""
 _MAX_EXACT_ROWS = 20_000
 """With more rows nearest neighbours are approximate."""
-_LINKS = 16
+_GRAPH_LINKS = 16
 """Links of a row in the search graph (HNSW's M)."""
 _SEARCH_BREADTH = 48
 """Smallest number of candidates of a search in the search graph (HNSW's ef)."""
-_JITTER = 1e-4
+_JITTER_DEVIATION = 1e-4
 """Deviation by which rows are moved for the search graph, relative to the largest number."""
 _TOLERANCE = 1e-5
 _PRIVATE_TOLERANCE = 1e-9
 """Norm of the gradient at which logistic regression stops, without and with noise on its
 weights.
 """
-_COSINES = 300
+_COSINE_COUNT = 300
 """R, the number of random cosine features of ridge regression."""
-_LAMBDA = 0.1
+_RIDGE_PENALTY = 0.1
 """Regularisation strength lambda of ridge regression on a constant, x and random cosine features,
 whose rows have a squared norm of about 3."""
-_STRENGTH = 1.0
+_LOGISTIC_PENALTY = 1.0
 """Regularisation strength n Lambda of logistic regression: the factor of |weights|^2 / 2 that is
 added to the sum of the n losses. It is the usual choice for standardised columns, whose rows have
 norm sqrt(F) in the mean."""
 _GRADIENT_BOUND = 2 * _PRIVATE_TOLERANCE
 """t, the bound on the gradient's norm at the fitted weights: twice the tolerance, which covers
 rounding errors."""
-_ROUNDING = 1 + 1e-9
+_ROUNDING_FACTOR = 1 + 1e-9
 """Factor for norms of rows that exceed 1 by rounding errors."""
 
 
@@ -400,7 +400,7 @@ class Spreading(LinearLabeller):
         for _ in range(_MAX_HOPS):
             term_UC = step_UU @ term_UC
             sum_UC += term_UC
-            if (term_UC.sum(axis=1) <= _CONVERGED * sum_UC.sum(axis=1)).all():
+            if (term_UC.sum(axis=1) <= _CONVERGED_SHARE * sum_UC.sum(axis=1)).all():
                 break
         return sum_UC
 
@@ -452,11 +452,11 @@ def _find_nearest_approximately(features_UF: Floats, neighbour_count: int) -> In
     """
     import faiss
 
-    jitter_UF = _JITTER * np.random.default_rng(0).standard_normal(features_UF.shape)
+    jitter_UF = _JITTER_DEVIATION * np.random.default_rng(0).standard_normal(features_UF.shape)
     largest_number = np.abs(features_UF).max() or 1.0
     moved_UF = (features_UF / largest_number + jitter_UF).astype("f4")
     with one_thread():
-        search_graph = faiss.IndexHNSWFlat(moved_UF.shape[1], _LINKS)
+        search_graph = faiss.IndexHNSWFlat(moved_UF.shape[1], _GRAPH_LINKS)
         search_graph.add(moved_UF)
     search_graph.hnsw.efSearch = max(_SEARCH_BREADTH, 2 * neighbour_count)
     with threadpool_limits(usable_cores(), "openmp"):
@@ -604,7 +604,7 @@ def _find_reach_of_part(
         # A bound on what longer paths can still add; see `spread_without_own`.
         remaining_A11 = labelled_count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
         reached_A1C = reach_AnC.sum(axis=1, keepdims=True)
-        if (remaining_A11 <= _CONVERGED * reached_A1C).all():
+        if (remaining_A11 <= _CONVERGED_SHARE * reached_A1C).all():
             break
     return reach_AnC
 
@@ -632,7 +632,7 @@ class Ridge(LinearLabeller):
         mean_F, rms_distance = measure_scale(features_UF[labelled_n])
         expanded_UP = self._expand_features((features_UF - mean_F) / rms_distance)
         expanded_nP = expanded_UP[labelled_n]
-        gram_nn = expanded_nP @ expanded_nP.T + _LAMBDA * np.eye(len(labelled_n))
+        gram_nn = expanded_nP @ expanded_nP.T + _RIDGE_PENALTY * np.eye(len(labelled_n))
         solved_nP = scipy.linalg.solve(gram_nn, expanded_nP, assume_a="pos")
         return divide_by_norm(expanded_UP @ solved_nP.T)
 
@@ -642,15 +642,15 @@ class Ridge(LinearLabeller):
         `scaled_UF`: rows scaled to a norm of about 1, which is the norm of their cosines, too.
         """
         generator = np.random.default_rng(derive_seed(0, "labellers", self.name))
-        frequencies_FR = generator.standard_normal((scaled_UF.shape[1], _COSINES))
-        phases_R = generator.uniform(0, 2 * np.pi, _COSINES)
-        cosines_UR = np.sqrt(2 / _COSINES) * np.cos(scaled_UF @ frequencies_FR + phases_R)
+        frequencies_FR = generator.standard_normal((scaled_UF.shape[1], _COSINE_COUNT))
+        phases_R = generator.uniform(0, 2 * np.pi, _COSINE_COUNT)
+        cosines_UR = np.sqrt(2 / _COSINE_COUNT) * np.cos(scaled_UF @ frequencies_FR + phases_R)
         return np.hstack([np.ones((len(scaled_UF), 1)), scaled_UF, cosines_UR])
 
     def describe_labelling(self) -> str:
         """Return in words how ridge regression votes, and whose votes a row changes."""
         return (
-            f"{self.title}, {_COSINES} random features, lambda {_LAMBDA:g}: linear in "
+            f"{self.title}, {_COSINE_COUNT} random features, lambda {_RIDGE_PENALTY:g}: linear in "
             "the labels; fitted on the labelled rows alone, so that another person's features "
             "move that person's own vote and no other"
         )
@@ -678,7 +678,7 @@ class Logistic(Labeller):
         # The usual penalty suits rows with the norm of standardised columns.
         usual_norm = np.sqrt(features_UF.shape[1])
         inputs_UF = append_constant((features_UF - mean_F) / rms_distance * usual_norm, 1.0)
-        penalty = _STRENGTH / len(labelled_n)
+        penalty = _LOGISTIC_PENALTY / len(labelled_n)
         weights_FK = minimise_loss(
             inputs_UF[labelled_n], labels_n, classes, penalty=penalty, tolerance=_TOLERANCE
         )
@@ -694,10 +694,10 @@ class Logistic(Labeller):
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
         # A single labelled row leaves nothing to fit to, so there is no fold.
-        fold_count = min(_FOLDS, len(labelled_n)) if len(labelled_n) > 1 else 0
+        fold_count = min(_FOLD_COUNT, len(labelled_n)) if len(labelled_n) > 1 else 0
         for fold in range(fold_count):
             is_held_out_n = np.zeros(len(labelled_n), dtype=bool)
-            is_held_out_n[fold::_FOLDS] = True
+            is_held_out_n[fold::_FOLD_COUNT] = True
             held_out_rows = labelled_n[is_held_out_n]
             fold_votes_UK = self.label_rows(
                 features_UF, labelled_n[~is_held_out_n], labels_n[~is_held_out_n], classes
@@ -710,8 +710,8 @@ class Logistic(Labeller):
     def describe_labelling(self) -> str:
         """Return in words how the regression votes, and whose votes a row changes."""
         return (
-            f"{self.title}, regularised by {_STRENGTH:g}: fitted on the labelled rows alone, "
-            "so that another person's features move that person's own vote and no other"
+            f"{self.title}, regularised by {_LOGISTIC_PENALTY:g}: fitted on the labelled rows "
+            "alone, so that another person's features move that person's own vote and no other"
         )
 
 
@@ -822,7 +822,7 @@ class PrivateLogistic(Labeller):
         to.
         """
         minimiser_distance = (
-            2 * self.bound_residual(classes) * _ROUNDING / (labelled_count * self.strength)
+            2 * self.bound_residual(classes) * _ROUNDING_FACTOR / (labelled_count * self.strength)
         )
         fitting_error = 2 * _GRADIENT_BOUND / self.strength
         return minimiser_distance + fitting_error

@@ -27,14 +27,17 @@ from secure_apfed.networks.rank import compute_number_limit, count_columns
 from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings
 
 Shape = tuple[int, ...]
-_PADDING = 1
-_SAMPLE = 300
+_CONVOLUTION_PADDING = 1
+_DISTANCE_SAMPLE_ROWS = 300
 """Rows whose distances determine a kernel's width."""
 _MIN_SCALE = 1e-6
 """Smallest standard deviation of a column that counts as varying."""
 _WORK_PER_THREAD = 200_000_000
 """Multiplications of a step for which one more thread pays off: about ten milliseconds."""
-_AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
+_CONVOLUTIONS_BY_CHANNELS: Mapping[int, tuple[str, int]] = {
+    1: ("conv_mnist", 7),
+    3: ("conv_cifar", 8),
+}
 """Automatic networks by channels of an image: a network's name, and the smallest side, in pixels,
 of which its convolutions leave a map (three rows for MNIST's two layers, one for CIFAR's three)."""
 
@@ -206,7 +209,7 @@ class Convolutional:
         for (inputs, outputs), kernel, stride in zip(
             pairwise(self.channels), self.kernels, self.strides, strict=True
         ):
-            layers += [nn.Conv2d(inputs, outputs, kernel, stride, _PADDING), nn.ReLU()]
+            layers += [nn.Conv2d(inputs, outputs, kernel, stride, _CONVOLUTION_PADDING), nn.ReLU()]
         return nn.Sequential(*layers)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
@@ -228,7 +231,10 @@ class Convolutional:
             layers += [nn.Unflatten(1, map_shape)]
         convolutions = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
         for (inputs, outputs), kernel, stride in reversed(convolutions):
-            layers += [nn.ConvTranspose2d(outputs, inputs, kernel, stride, _PADDING), nn.ReLU()]
+            layers += [
+                nn.ConvTranspose2d(outputs, inputs, kernel, stride, _CONVOLUTION_PADDING),
+                nn.ReLU(),
+            ]
         return nn.Sequential(*(layers if self.last_relu else layers[:-1]))
 
     def _check_image(self, features: Shape) -> None:
@@ -447,11 +453,11 @@ class RandomFeatures(Standardised):
     def fit(self, features_NF: Tensor) -> None:
         """Set centre, scale and kernel width by these N rows.
 
-        The width is the median distance between about `_SAMPLE` of them.
+        The width is the median distance between about `_DISTANCE_SAMPLE_ROWS` of them.
         """
         rows_NF = features_NF.flatten(1).to(self.centre)
         self._fit_scale(rows_NF)
-        row_stride = max(1, len(rows_NF) // _SAMPLE)
+        row_stride = max(1, len(rows_NF) // _DISTANCE_SAMPLE_ROWS)
         sample_NF = (rows_NF[::row_stride] - self.centre) / self.scale
         distances = torch.pdist(sample_NF)
         distances = distances[distances > 0]
@@ -806,8 +812,8 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
                 "load_model(folder, encoder=...), or a command's --encoder module:Name"
             )
         return NETWORKS[settings.network]
-    if len(features) == 3 and features[0] in _AUTO:
-        name, min_side = _AUTO[features[0]]
+    if len(features) == 3 and features[0] in _CONVOLUTIONS_BY_CHANNELS:
+        name, min_side = _CONVOLUTIONS_BY_CHANNELS[features[0]]
         if min(features[1:]) >= min_side:
             return NETWORKS[name]
     return NETWORKS["mlp"]

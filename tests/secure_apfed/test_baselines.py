@@ -40,7 +40,7 @@ from secure_apfed.baselines.interface import (
     use_fit_store,
 )
 from secure_apfed.baselines.networks import (
-    _BATCH,
+    _BATCH_ROWS,
     MixMatch,
     _compute_loss_gradient,
     _make_network,
@@ -151,14 +151,14 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
 @pytest.mark.sampled(every=2)
 def test_the_gradient_of_mixmatch_is_that_of_autograd() -> None:
     torch.manual_seed(0)
-    x_GMF = torch.randn(2, 3 * _BATCH, 5)
-    y_GMK = torch.rand(2, 3 * _BATCH, 3).softmax(-1)
+    x_GMF = torch.randn(2, 3 * _BATCH_ROWS, 5)
+    y_GMK = torch.rand(2, 3 * _BATCH_ROWS, 3).softmax(-1)
     network = _make_network(5, 3)
     networks = _ParallelNetworks(network, 2)
     networks.weights[0].data[1] *= 2
     losses = [
-        F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])
-        + 75 * F.mse_loss(logits_MK[_BATCH:].softmax(1), y_MK[_BATCH:])
+        F.cross_entropy(logits_MK[:_BATCH_ROWS], y_MK[:_BATCH_ROWS])
+        + 75 * F.mse_loss(logits_MK[_BATCH_ROWS:].softmax(1), y_MK[_BATCH_ROWS:])
         for logits_MK, y_MK in zip(networks(x_GMF), y_GMK, strict=True)
     ]
     expected = torch.autograd.grad(torch.stack(losses).sum(), list(networks.parameters()))
