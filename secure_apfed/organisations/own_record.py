@@ -18,7 +18,7 @@ from torch import Tensor
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_tensors
-from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions
+from secure_apfed.runs.past_sessions import NO_EARLIER_SESSIONS, PastSessions
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
 _MAX_STORED_BYTES = 2**28  # stored bytes of the first releases, and as many of the last
@@ -82,7 +82,7 @@ class OwnRecord:
         *,
         active: str,
         should_store_batches: bool = False,
-        earlier_sessions: PastSessions = NONE_BEFORE,
+        earlier_sessions: PastSessions = NO_EARLIER_SESSIONS,
     ) -> None:
         """Start with the totals of earlier sessions, and no stored batches.
 

@@ -59,7 +59,7 @@ from secure_apfed.runs.folder import (
     require_open_project,
 )
 from secure_apfed.runs.outcome import Progress, RunResult
-from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions, load_logged_sessions
+from secure_apfed.runs.past_sessions import NO_EARLIER_SESSIONS, PastSessions, load_logged_sessions
 from secure_apfed.runs.training_labels import load_training_labels
 from secure_apfed.runs.training_loop import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.runs.weakened_settings import (
@@ -744,7 +744,7 @@ def connect_with_audit(
     meter: Meter,
     status: StatusTracker,
     connect: Connect,
-    past: PastSessions = NONE_BEFORE,
+    past: PastSessions = NO_EARLIER_SESSIONS,
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
     """Open the party's audit log and connect it to its peers, for a `with` block.
 

@@ -90,14 +90,16 @@ _NUMBER_BYTES = 4  # of a value
 # Of a parameter: itself, its gradient, the two moments of Adam, and copies of a step and of the
 # stored weights; 26 were measured.
 _PARAMETER_BYTES = 28
-_PAIR_BYTES = 56  # of two rows of a batch in a contrastive loss, in both views; 48 were measured
+_ROW_PAIR_BYTES = (
+    56  # of two rows of a batch in a contrastive loss, in both views; 48 were measured
+)
 # Copies of a number that is sent: at both ends, masked, and in the record.
 _COPIES_SENT = 4
 # Messages whose payloads a transcript stores.
 _STORED_KINDS = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM, Kind.CONTRIBUTION)
 _DECODED_SUMS = "sums as the active decoded them"
 # A fact about a method -> the addend of each passive in its secure sums, for warnings.
-_SUMMED = {
+_ADDEND_BY_FACT = {
     "gradients are summed": "gradient",
     "representations are summed": "representation",
     "projections are summed": "projection",
@@ -108,18 +110,22 @@ _SUMMED = {
 STEPS = 5
 """Number of steps of a rehearsal."""
 # For methods that send each row only once, a second rehearsal has this many times more rows.
-_LONGER = 8
+_LONG_REHEARSAL_FACTOR = 8
 _TEST_ROWS = 200  # largest number of test rows of a rehearsal
 _MIN_ROWS = 4  # smallest number of rows of a group in a rehearsal
-_GOLDEN = 0.618  # multiples of it, modulo the classes, give labels without a period
-_SAMPLE = 2000  # IDs of each party in a measured intersection
-_SMALL_SAMPLES = {"circuit_ot": 200}  # the same for protocols that take milliseconds for each ID
+_APERIODIC_LABEL_STEP = (
+    0.618  # the golden ratio, whose multiples are spread evenly without a period
+)
+_SAMPLED_IDS = 2000  # IDs of each party in a measured intersection
+_SAMPLED_IDS_BY_PROTOCOL = {
+    "circuit_ot": 200
+}  # the same for protocols that take milliseconds for each ID
 _DEALER = "dealer"
 _Route: TypeAlias = tuple[str, str]
 """A sender and a receiver."""
 
 # Protocols that need an extra package -> a protocol with the same messages, measured in its place.
-_SAME_COST = {"circuit_crypten": "circuit"}
+_PROTOCOL_OF_SAME_COST = {"circuit_crypten": "circuit"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +224,11 @@ def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
 
     In pairwise alignment these are the rows of people that at least one passive knows.
     """
-    active_N = _digest_ids(data.active)
-    are_known = [np.isin(active_N, _digest_ids(table)) for table in data.passives]
-    combine = np.any if config.alignment.mode == "pairwise" else np.all
-    return torch.from_numpy(np.flatnonzero(combine(are_known, axis=0)))
+    id_hashes_N = _digest_ids(data.active)
+    is_known_MN = np.array([np.isin(id_hashes_N, _digest_ids(table)) for table in data.passives])
+    is_pairwise = config.alignment.mode == "pairwise"
+    is_common_N = is_known_MN.any(axis=0) if is_pairwise else is_known_MN.all(axis=0)
+    return torch.from_numpy(np.flatnonzero(is_common_N))
 
 
 def _digest_ids(table: PartyTable) -> NDArray[np.int64]:
@@ -240,37 +247,37 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
 
     `shapes`: shapes of the parties' own tables, the active's first.
     """
-    rows = next(iter(shapes.values())).rows
+    active_row_count = next(iter(shapes.values())).rows
     if config.method.averaged_quantity:
-        rehearsed_rows = rows * STEPS
+        trained_row_count = active_row_count * STEPS
     else:
-        rehearsed_rows = min(config.train.batch_size, rows) * STEPS
+        trained_row_count = min(config.train.batch_size, active_row_count) * STEPS
         if config.method.has_single_exchange:
-            rehearsed_rows *= _LONGER
-    row_count = rehearsed_rows + _TEST_ROWS
-    width = max(map(_count_widths, _iter_models(config)))
-    bytes_per_column = _COLUMN_BYTES + row_count * _NUMBER_BYTES
-    sizes = {}
+            trained_row_count *= _LONG_REHEARSAL_FACTOR
+    rehearsal_row_count = trained_row_count + _TEST_ROWS
+    layer_width = max(map(_count_widths, _iter_models(config)))
+    bytes_per_column = _COLUMN_BYTES + rehearsal_row_count * _NUMBER_BYTES
+    bytes_by_party = {}
     for name, shape in shapes.items():
-        columns = shape.features + (shape.classes or 0) + width
-        sizes[name] = shape.rows * _ID_BYTES + columns * bytes_per_column
-    needed = sum(sizes.values())
-    if needed > _MAX_FORECAST_BYTES:
-        name = max(sizes, key=sizes.__getitem__)
+        column_count = shape.features + (shape.classes or 0) + layer_width
+        bytes_by_party[name] = shape.rows * _ID_BYTES + column_count * bytes_per_column
+    needed_bytes = sum(bytes_by_party.values())
+    if needed_bytes > _MAX_FORECAST_BYTES:
+        name = max(bytes_by_party, key=bytes_by_party.__getitem__)
         limit_gib = _MAX_FORECAST_BYTES / 2**30
         shape = shapes[name]
         raise DataError(
-            f"a forecast of these tables would take about {needed / 2**30:,.1f} GiB, expected "
-            f"{limit_gib:g} GiB at most; {name} declared most, {shape.rows:,} rows of "
+            f"a forecast of these tables would take about {needed_bytes / 2**30:,.1f} GiB, "
+            f"expected {limit_gib:g} GiB at most; {name} declared most, {shape.rows:,} rows of "
             f"{shape.features:,} features: ask {name} whether that is right, or take smaller "
             "batches (train.batch_size) or networks (model)"
         )
-    batch = min(config.train.batch_size, rows)
-    pair_bytes = _PAIR_BYTES * batch**2
+    batch_size = min(config.train.batch_size, active_row_count)
+    pair_bytes = _ROW_PAIR_BYTES * batch_size**2
     if _is_contrastive(config, [*shapes][1:]) and pair_bytes > _MAX_FORECAST_BYTES:
         raise DataError(
-            f"a contrastive objective compares all {batch:,} rows of a batch with each other and "
-            f"would take about {pair_bytes / 2**30:,.1f} GiB, expected "
+            f"a contrastive objective compares all {batch_size:,} rows of a batch with each other "
+            f"and would take about {pair_bytes / 2**30:,.1f} GiB, expected "
             f"{_MAX_FORECAST_BYTES / 2**30:g} GiB at most; take smaller batches (train.batch_size)"
         )
 
@@ -282,17 +289,20 @@ def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
     return any(isinstance(find_objective(config, name), ContrastiveSettings) for name in passives)
 
 
-def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
+def _count_rehearsed_labels(
+    config: Config, *, labelled_count: int, class_count: int, passive_count: int
+) -> int:
     """Return the number of labelled rows of a rehearsal, so that encrypted labels fit into memory.
 
-    `labelled`: labelled rows of the run. `classes`, `passives`: number of classes, and of passives.
+    `labelled_count`: labelled rows of the run. `class_count`, `passive_count`: number of classes,
+    and of passives.
     """
     bytes_per_label = config.method.count_label_bytes(
-        config, labelled=labelled, classes=classes, passives=passives
+        config, labelled=labelled_count, classes=class_count, passives=passive_count
     )
     if not bytes_per_label:
-        return labelled
-    return min(labelled, max(_MIN_ROWS, _MAX_LABEL_BYTES // bytes_per_label))
+        return labelled_count
+    return min(labelled_count, max(_MIN_ROWS, _MAX_LABEL_BYTES // bytes_per_label))
 
 
 def _iter_models(settings: Settings) -> Iterator[ModelSettings]:
@@ -320,26 +330,26 @@ def _count_widths(model: ModelSettings) -> int:
     return layers + _COPIES_SENT * projection
 
 
-def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
+def _require_bounded_networks(config: Config, feature_counts: Sequence[int]) -> None:
     """Raise DataError if the networks of all parties would not fit into memory.
 
     Only numbers are computed, before any network is made. The error names the sizes to change.
 
-    `features`: number of features of each party; empty if they are not known yet.
+    `feature_counts`: number of features of each party; empty if they are not known yet.
     """
-    parameters = config.method.count_further_parameters(max(1, len(features) - 1))
+    parameter_count = config.method.count_further_parameters(max(1, len(feature_counts) - 1))
     for model in _iter_models(config):
         first_width = (*model.hidden, model.representation_size)[0]
         if model.network in ("random_features", "cross_view"):
             first_width = model.random_features
-        later_layers = model.min_parameters * max(1, len(features))
+        later_layers = model.min_parameters * max(1, len(feature_counts))
         # Twice: for an encoder, and for a decoder that mirrors it.
-        parameters += 2 * (later_layers + first_width * sum(features))
-    needed = parameters * _PARAMETER_BYTES
-    if needed > _MAX_NETWORK_BYTES:
+        parameter_count += 2 * (later_layers + first_width * sum(feature_counts))
+    needed_bytes = parameter_count * _PARAMETER_BYTES
+    if needed_bytes > _MAX_NETWORK_BYTES:
         raise DataError(
-            f"the networks of all parties would have about {parameters:,} parameters, and a "
-            f"forecast would take about {needed / 2**30:,.1f} GiB for them, expected "
+            f"the networks of all parties would have about {parameter_count:,} parameters, and a "
+            f"forecast would take about {needed_bytes / 2**30:,.1f} GiB for them, expected "
             f"{_MAX_NETWORK_BYTES / 2**30:g} GiB at most; take narrower layers in model (hidden, "
             "head, representation, random_features, sequences), also under passives and method"
         )
@@ -352,47 +362,61 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
 
     `shapes`: shapes of the parties' tables, the active's first.
     """
-    first = next(iter(shapes.values()))
-    classes = 2 if first.classes is None else first.classes
-    is_horizontal = config.data.horizontal
-    names = tuple(map(str, range(classes)))
-    numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
-
-    def make_table(name: str, shape: TableShape) -> PartyTable:
-        """Return one party's table of zeros, with labels of all classes if it has labels.
-
-        The rows are one expanded row, which takes no memory. `shape`: the declared shape.
-        """
-        people = range(shape.rows)
-        ids = tuple(f"{name} {index}" if is_horizontal else str(index) for index in people)
-        labels_N = (torch.arange(shape.rows) * _GOLDEN).long() % max(1, len(names))
-        return PartyTable(
-            name,
-            ids,
-            torch.zeros(1, shape.features).expand(shape.rows, -1),
-            labels_N.to(numbers) if config.data.holds_labels(name) else None,
-            ColumnEncoding.for_numeric_columns([str(index) for index in range(shape.features)]),
-            {"all" if is_horizontal else name: View(0, shape.features)},
-        )
-
-    active, *passives = (make_table(name, shape) for name, shape in shapes.items())
+    active_shape = next(iter(shapes.values()))
+    class_count = 2 if active_shape.classes is None else active_shape.classes
+    active, *passives = (
+        _make_empty_table(config, name, shape, class_count) for name, shape in shapes.items()
+    )
     # The common people are the first rows. Test rows are spread over all rows, so that some of
     # both kinds are common.
-    tests_so_far = (torch.arange(first.rows) * config.data.test_fraction).floor()
+    tests_so_far = (torch.arange(active_shape.rows) * config.data.test_fraction).floor()
     is_test = tests_so_far.diff(prepend=torch.tensor([0.0])) > 0
     train_rows = is_test.logical_not().nonzero().flatten()
-    labelled = len(train_rows) if first.labelled is None else first.labelled
+    labelled_count = len(train_rows) if active_shape.labelled is None else active_shape.labelled
     return VerticalData(
         table=active,
         passives=tuple(passives),
-        classes=names,
+        classes=tuple(map(str, range(class_count))),
         train_rows=train_rows,
         test_rows=is_test.nonzero().flatten(),
-        labelled=train_rows[:labelled],
+        labelled=train_rows[:labelled_count],
         labels_at=config.data.labels_at,
-        horizontal=is_horizontal,
+        horizontal=config.data.horizontal,
         targets=TargetScale(mean=0.0, scale=1.0) if labels_are_numbers(config.data) else None,
     )
+
+
+def _make_empty_table(config: Config, name: str, shape: TableShape, class_count: int) -> PartyTable:
+    """Return one party's table of zeros, with labels of all classes if it has labels.
+
+    The rows are one expanded row, which takes no memory.
+
+    `name`: the party. `shape`: the declared shape. `class_count`: number of the active's classes.
+    """
+    is_horizontal = config.data.horizontal
+    # In a horizontal partition each party has people of its own, and the same columns as all.
+    ids = tuple(f"{name} {row}" if is_horizontal else str(row) for row in range(shape.rows))
+    view_name = "all" if is_horizontal else name
+    labels_N = None
+    if config.data.holds_labels(name):
+        label_dtype = torch.float32 if labels_are_numbers(config.data) else torch.int64
+        labels_N = _make_aperiodic_labels(shape.rows, class_count).to(label_dtype)
+    return PartyTable(
+        name,
+        ids,
+        torch.zeros(1, shape.features).expand(shape.rows, -1),
+        labels_N,
+        ColumnEncoding.for_numeric_columns([str(index) for index in range(shape.features)]),
+        {view_name: View(0, shape.features)},
+    )
+
+
+def _make_aperiodic_labels(row_count: int, class_count: int) -> Tensor:
+    """Return labels (N,) of all classes, int64, without a period.
+
+    So rows at equal distances, such as every tenth row, have labels of all classes, too.
+    """
+    return (torch.arange(row_count) * _APERIODIC_LABEL_STEP).long() % max(1, class_count)
 
 
 def forecast(
@@ -416,74 +440,89 @@ def forecast(
     if shapes is None or config.data.dataset != TABLES:
         return _forecast_tables(config, None, time_baselines=time_baselines)
     fewest_rows = min(shape.rows for shape in shapes.values())
-    factor = max(1.0, fewest_rows / _MAX_PLANNED_ROWS)
-    planned = {name: _shrink_shape(shape, factor) for name, shape in shapes.items()}
-    forecasted = _forecast_tables(config, planned, time_baselines=time_baselines)
-    return forecasted if factor == 1 else _multiply_costs(forecasted, config, shapes, factor)
+    row_factor = max(1.0, fewest_rows / _MAX_PLANNED_ROWS)
+    smaller_shapes = {name: _shrink_shape(shape, row_factor) for name, shape in shapes.items()}
+    forecast_of_smaller = _forecast_tables(config, smaller_shapes, time_baselines=time_baselines)
+    return (
+        forecast_of_smaller
+        if row_factor == 1
+        else _multiply_costs(forecast_of_smaller, config, shapes, row_factor)
+    )
 
 
 def _shrink_shape(shape: TableShape, factor: float) -> TableShape:
     """Return a table's shape with the number of rows divided by this factor."""
     if factor == 1:
         return shape
-    labelled = None if shape.labelled is None else max(_MIN_ROWS, round(shape.labelled / factor))
-    rows = round(shape.rows / factor)
-    return shape.model_copy(update={"rows": rows, "labelled": labelled})
+    labelled_count = (
+        None if shape.labelled is None else max(_MIN_ROWS, round(shape.labelled / factor))
+    )
+    row_count = round(shape.rows / factor)
+    return shape.model_copy(update={"rows": row_count, "labelled": labelled_count})
 
 
 def _multiply_costs(
-    planned: Forecast, config: Config, shapes: Mapping[str, TableShape], factor: float
+    forecast_of_smaller: Forecast,
+    config: Config,
+    shapes: Mapping[str, TableShape],
+    row_factor: float,
 ) -> Forecast:
     """Return the forecast of large tables, from a forecast of tables with fewer rows.
 
     Rows, bytes and times are multiplied. Privacy costs stay: they are of one row.
 
     Args:
-        planned: the forecast of the tables with fewer rows.
+        forecast_of_smaller: the forecast of the tables with fewer rows.
         config: settings of the run.
         shapes: shapes of the real tables, the active's first.
-        factor: the number by which rows were divided.
+        row_factor: the number by which rows were divided.
     """
 
     def multiply(count: float) -> int:
         """Return a count of the real tables."""
-        return round(count * factor)
+        return round(count * row_factor)
 
-    active = next(iter(shapes.values()))
-    labelled = multiply(planned.labelled_rows)
-    most_labelled = active.rows if active.labelled is None else active.labelled
+    active_shape = next(iter(shapes.values()))
+    labelled_count = multiply(forecast_of_smaller.labelled_rows)
+    max_labelled_count = (
+        active_shape.rows if active_shape.labelled is None else active_shape.labelled
+    )
     links = tuple(
         link
         if link.kind in _SETUP_KINDS
         else replace(link, messages=multiply(link.messages), wire_bytes=multiply(link.wire_bytes))
-        for link in planned.links
+        for link in forecast_of_smaller.links
     )
-    warnings_of_size: list[str] = []
-    too_many = [name for name, shape in shapes.items() if shape.rows > config.alignment.maximum_ids]
-    if too_many and config.method.needs_alignment:
-        warnings_of_size.append(
-            f"{', '.join(too_many)}: more rows than alignment.maximum_ids "
+    size_warnings: list[str] = []
+    too_large_parties = [
+        name for name, shape in shapes.items() if shape.rows > config.alignment.maximum_ids
+    ]
+    if too_large_parties and config.method.needs_alignment:
+        size_warnings.append(
+            f"{', '.join(too_large_parties)}: more rows than alignment.maximum_ids "
             f"({config.alignment.maximum_ids:,}); raise it at all parties"
         )
-    seconds = {phase: seconds * factor for phase, seconds in planned.seconds.items()}
+    seconds = {
+        phase: seconds * row_factor for phase, seconds in forecast_of_smaller.seconds.items()
+    }
     seconds["read"] = _READ_CELL_S * sum(shape.rows * shape.features for shape in shapes.values())
     return replace(
-        planned,
+        forecast_of_smaller,
         rows={name: shape.rows for name, shape in shapes.items()},
-        aligned_rows=multiply(planned.aligned_rows),
-        train_rows=multiply(planned.train_rows),
-        labelled_rows=min(labelled, most_labelled),
-        teaching_rows=multiply(planned.teaching_rows),
-        test_rows=multiply(planned.test_rows),
-        steps=multiply(planned.steps),
+        aligned_rows=multiply(forecast_of_smaller.aligned_rows),
+        train_rows=multiply(forecast_of_smaller.train_rows),
+        labelled_rows=min(labelled_count, max_labelled_count),
+        teaching_rows=multiply(forecast_of_smaller.teaching_rows),
+        test_rows=multiply(forecast_of_smaller.test_rows),
+        steps=multiply(forecast_of_smaller.steps),
         wire_bytes=sum(link.wire_bytes for link in links),
         links=links,
         seconds=seconds,
         intersections=tuple(
-            replace(cost, wire_bytes=multiply(cost.wire_bytes), seconds=cost.seconds * factor)
-            for cost in planned.intersections
+            replace(cost, wire_bytes=multiply(cost.wire_bytes), seconds=cost.seconds * row_factor)
+            for cost in forecast_of_smaller.intersections
         ),
-        warnings=(*planned.warnings, *warnings_of_size),
+        warnings=(*forecast_of_smaller.warnings, *size_warnings),
         tables=tuple(_estimate_table(name, shape) for name, shape in shapes.items()),
     )
 
@@ -525,34 +564,40 @@ def _forecast_tables(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the forecast itself lists unsafe choices
         agreed_config = _apply_agreed_numbers(config, data, shapes)
-        scaled = _rehearse_training(config, agreed_config, data, plan)
+        scaled_rehearsal = _rehearse_training(config, agreed_config, data, plan)
         privacy = _compute_privacy(config)
-    rehearsal = scaled.rehearsal
+    rehearsal = scaled_rehearsal.rehearsal
     noise = config.method.find_noise(config)
     releases = derive_limits(config).releases
-    accounts: dict[str, dict[str, Any]] = {
+    cost_by_passive: dict[str, dict[str, Any]] = {
         name: {
             "figure": config.method.passives_epsilon_name,
             "epsilon": ledger.would_cost(releases),
             "delta": config.delta,
             "releases": releases,
         }
-        for name, ledger in rehearsal.contributions.items()
+        for name, ledger in rehearsal.ledger_by_passive.items()
     }
-    links = tuple(_scale_links(scaled, data, fixed_bytes=_count_fixed_bytes(config, data)))
+    traffic = tuple(
+        _scale_traffic(
+            scaled_rehearsal, data, fixed_bytes_by_route=_count_fixed_bytes(config, data)
+        )
+    )
     intersections = _measure_intersection_costs(config, data)
-    measured_backend = _SAME_COST.get(config.alignment.backend, config.alignment.backend)
-    evaluations = math.ceil(config.train.epochs / config.train.evaluate_every)
-    test_scale = len(data.test_rows) / len(rehearsal.data.test_rows)
-    evaluating_seconds = evaluations * rehearsal.evaluation_seconds * test_scale
+    measured_backend = _PROTOCOL_OF_SAME_COST.get(
+        config.alignment.backend, config.alignment.backend
+    )
+    evaluation_count = math.ceil(config.train.epochs / config.train.evaluate_every)
+    test_row_factor = len(data.test_rows) / len(rehearsal.data.test_rows)
+    evaluating_seconds = evaluation_count * rehearsal.evaluation_seconds * test_row_factor
     seconds: dict[PhaseName, float] = {
         "read": read_seconds,
         "align": sum(cost.seconds for cost in intersections if cost.protocol == measured_backend),
-        "train": plan.steps * scaled.step_seconds + evaluating_seconds,
+        "train": plan.steps * scaled_rehearsal.step_seconds + evaluating_seconds,
     }
     if time_baselines is not None:
         seconds["baselines"] = time_baselines(data)
-    black_boxes = describe_black_boxes(_list_black_boxes(config, data))
+    black_box_warnings = describe_black_boxes(_list_black_boxes(config, data))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=plan.aligned_rows,
@@ -562,10 +607,10 @@ def _forecast_tables(
         test_rows=len(data.test_rows),
         steps=plan.steps,
         numbers_per_row=rehearsal.numbers_per_row,
-        wire_bytes=sum(link.wire_bytes for link in links),
-        links=links,
+        wire_bytes=sum(link.wire_bytes for link in traffic),
+        links=traffic,
         seconds=seconds,
-        seconds_per_step=scaled.step_seconds,
+        seconds_per_step=scaled_rehearsal.step_seconds,
         figure=config.method.epsilon_name,
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
@@ -573,15 +618,15 @@ def _forecast_tables(
         delta=privacy.delta,
         releases=privacy.releases,
         figure_passives=config.method.passives_epsilon_name,
-        promises=promises_of(config, privacy, contributions=accounts),
-        epsilon_passives={name: account["epsilon"] for name, account in accounts.items()},
+        promises=promises_of(config, privacy, contributions=cost_by_passive),
+        epsilon_passives={name: account["epsilon"] for name, account in cost_by_passive.items()},
         delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
         intersections=intersections,
         warnings=(
-            *_find_warnings(config, rehearsal, links, privacy.epsilon_x, len(data.passives)),
-            *_describe_openings(agreed_config, data, shapes),
-            *(f"{description}; its time is not rehearsed" for description in black_boxes),
+            *_find_warnings(config, rehearsal, traffic, privacy.epsilon_x, len(data.passives)),
+            *_warn_of_linear_numbers(agreed_config, data, shapes),
+            *(f"{description}; its time is not rehearsed" for description in black_box_warnings),
         ),
     )
 
@@ -628,11 +673,13 @@ def _plan_training(config: Config, data: VerticalData) -> _TrainingPlan:
     method = METHODS[config.method.name]
     own_data = data.select_party(data.active.name)
     assert own_data is not None  # a simulation has all parties' tables
-    common = _find_common_rows(config, data)
-    require_labels(method, config, own_data, common)
-    labelled_rows = len(method.find_learnt_labels(config, own_data, common))
-    teaching_rows = len(method.find_learnt_labels(config, replace(own_data, labelled=None), common))
-    train_rows, aligned_share, aligned_rows = find_training_rows(config, own_data, common)
+    common_rows = _find_common_rows(config, data)
+    require_labels(method, config, own_data, common_rows)
+    labelled_rows = len(method.find_learnt_labels(config, own_data, common_rows))
+    teaching_rows = len(
+        method.find_learnt_labels(config, replace(own_data, labelled=None), common_rows)
+    )
+    train_rows, aligned_share, aligned_rows = find_training_rows(config, own_data, common_rows)
     if len(train_rows) < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
@@ -654,14 +701,14 @@ class _ScaledRehearsal:
         rehearsal: the traffic and time of a few steps.
         step_seconds: time of one training step of the run.
         message_factor, byte_factor: factors on the number of training messages, and on their bytes.
-        label_factor: further factor on the bytes of encrypted labels.
+        label_byte_factor: further factor on the bytes of encrypted labels.
     """
 
     rehearsal: "_Rehearsal"
     step_seconds: float
     message_factor: float
     byte_factor: float
-    label_factor: float
+    label_byte_factor: float
 
 
 def _rehearse_training(
@@ -675,7 +722,7 @@ def _rehearse_training(
         data: the real tables, or tables of their shapes.
         plan: numbers of rows and steps of the run.
     """
-    batch = count_rehearsed_rows(
+    batch_size = count_rehearsed_rows(
         config, plan.train_rows, aligned_share=plan.aligned_share, steps=STEPS
     )
     rehearsed_steps = STEPS
@@ -685,28 +732,32 @@ def _rehearse_training(
     message_factor, byte_factor = estimate_growth(
         config,
         steps=plan.steps / rehearsed_steps,
-        rows=plan.train_rows / (batch * rehearsed_steps),
+        rows=plan.train_rows / (batch_size * rehearsed_steps),
     )
     rehearsed_labels = _count_rehearsed_labels(
-        config, labelled=plan.labelled_rows, classes=len(data.classes), passives=len(data.passives)
+        config,
+        labelled_count=plan.labelled_rows,
+        class_count=len(data.classes),
+        passive_count=len(data.passives),
     )
-    label_factor = plan.labelled_rows / max(1, rehearsed_labels)
+    label_byte_factor = plan.labelled_rows / max(1, rehearsed_labels)
     rehearse = partial(
         _rehearse,
         agreed_config,
         data,
-        batch=batch,
-        aligned=plan.aligned_share,
-        labelled=rehearsed_labels,
+        batch_size=batch_size,
+        aligned_share=plan.aligned_share,
+        labelled_count=rehearsed_labels,
     )
     rehearsal = rehearse(rehearsed_steps)
-    step_seconds = _forecast_step_seconds(config, rehearsal, rehearse, steps=plan.steps)
+    step_seconds = _forecast_step_seconds(config, rehearsal, rehearse, step_count=plan.steps)
     return _ScaledRehearsal(
         rehearsal=rehearsal,
-        step_seconds=label_factor * step_seconds,
+        # Where a rehearsal has fewer encrypted labels than the run, its steps are shorter, too.
+        step_seconds=label_byte_factor * step_seconds,
         message_factor=message_factor,
         byte_factor=byte_factor,
-        label_factor=label_factor,
+        label_byte_factor=label_byte_factor,
     )
 
 
@@ -715,7 +766,7 @@ def _forecast_step_seconds(
     rehearsal: "_Rehearsal",
     rehearse: Callable[[int], "_Rehearsal"],
     *,
-    steps: int,
+    step_count: int,
 ) -> float:
     """Return the seconds of one training step of the run.
 
@@ -727,16 +778,16 @@ def _forecast_step_seconds(
         config: settings of the run.
         rehearsal: the rehearsal of `STEPS` steps.
         rehearse: function that rehearses a number of steps.
-        steps: number of steps of the run.
+        step_count: number of steps of the run.
     """
     step_seconds = rehearsal.step_seconds
-    longer_steps = _LONGER * STEPS
-    if not config.method.has_single_exchange or steps <= longer_steps:
+    longer_step_count = _LONG_REHEARSAL_FACTOR * STEPS
+    if not config.method.has_single_exchange or step_count <= longer_step_count:
         return step_seconds
-    added_seconds = rehearse(longer_steps).step_seconds - step_seconds
-    variable_seconds = max(0.0, added_seconds / (_LONGER - 1))
+    added_seconds = rehearse(longer_step_count).step_seconds - step_seconds
+    variable_seconds = max(0.0, added_seconds / (_LONG_REHEARSAL_FACTOR - 1))
     fixed_seconds = step_seconds - variable_seconds
-    return variable_seconds + fixed_seconds * STEPS / steps
+    return variable_seconds + fixed_seconds * STEPS / step_count
 
 
 def _count_party_columns(
@@ -755,13 +806,13 @@ def _count_party_columns(
     return {table.name: count_columns(table.features) for table in tables}
 
 
-def _opens_linear_numbers(config: Config, data: VerticalData) -> bool:
+def _decrypts_linear_numbers(config: Config, data: VerticalData) -> bool:
     """Return whether the active decrypts, for each person, numbers that are linear in columns.
 
     If there are as many such numbers as columns, they reveal the columns.
     """
-    numbers = config.method.bound_linear_combinations(config, len(data.classes))
-    return 0 < numbers < math.inf
+    linear_number_count = config.method.bound_linear_combinations(config, len(data.classes))
+    return 0 < linear_number_count < math.inf
 
 
 def _apply_agreed_numbers(
@@ -774,7 +825,7 @@ def _apply_agreed_numbers(
 
     `shapes`: party -> the declared shape; None: the tables were read.
     """
-    if not _opens_linear_numbers(config, data):
+    if not _decrypts_linear_numbers(config, data):
         return config
     agreed_config = METHODS[config.method.name].resolve_settings(
         config, _count_party_columns(config, data, shapes)
@@ -783,7 +834,7 @@ def _apply_agreed_numbers(
     return agreed_config
 
 
-def _describe_openings(
+def _warn_of_linear_numbers(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Iterator[str]:
     """Yield a warning if the active decrypts linear combinations of columns of each person.
@@ -791,10 +842,10 @@ def _describe_openings(
     It says how much they reveal of the columns. `shapes`: party -> the declared shape; None: the
     tables were read.
     """
-    if not _opens_linear_numbers(config, data):
+    if not _decrypts_linear_numbers(config, data):
         return
-    columns = list(_count_party_columns(config, data, shapes).values())
-    description = describe_opened_numbers(config, len(data.classes), columns)
+    column_counts = list(_count_party_columns(config, data, shapes).values())
+    description = describe_opened_numbers(config, len(data.classes), column_counts)
     owners = "all parties'" if config.method.has_joint_svd else "the passives'"
     yield (
         f"of each person the active opens numbers that are linear in {owners} columns: "
@@ -802,46 +853,55 @@ def _describe_openings(
     )
 
 
-def _scale_links(
-    scaled: _ScaledRehearsal, data: VerticalData, *, fixed_bytes: Mapping[_Route, int]
+def _scale_traffic(
+    scaled_rehearsal: _ScaledRehearsal,
+    data: VerticalData,
+    *,
+    fixed_bytes_by_route: Mapping[_Route, int],
 ) -> Iterator[Link]:
     """Yield the messages and bytes of the run, scaled up from the rehearsal.
 
     Messages of the alignment grow with the number of IDs. Messages of training grow by the factors
-    of `scaled`. Other messages before training are the same as in the rehearsal.
+    of `scaled_rehearsal`. Other messages before training are the same as in the rehearsal.
 
     Args:
-        scaled: the rehearsal, with the factors by which the run is larger.
+        scaled_rehearsal: the rehearsal, with the factors by which the run is larger.
         data: the real tables, or tables of their shapes.
-        fixed_bytes: bytes of the alignment that do not depend on the number of IDs.
+        fixed_bytes_by_route: bytes of the alignment that do not depend on the number of IDs.
     """
-    rehearsal = scaled.rehearsal
-    real_rows = {table.name: len(table.ids) for table in data.tables}
-    rehearsed_rows = len(rehearsal.data.active.ids)
-    for flow in rehearsal.setup:
-        factor = scaled.label_factor if flow.kind == Kind.ENCRYPTED_LABELS else 1.0
-        unscaled_bytes = 0
+    rehearsal = scaled_rehearsal.rehearsal
+    row_count_by_party = {table.name: len(table.ids) for table in data.tables}
+    rehearsed_row_count = len(rehearsal.data.active.ids)
+    for flow in rehearsal.setup_flows:
+        factor = scaled_rehearsal.label_byte_factor if flow.kind == Kind.ENCRYPTED_LABELS else 1.0
+        constant_bytes = 0
         if flow.kind == Kind.ALIGNMENT:
-            unscaled_bytes = min(fixed_bytes.get((flow.sender, flow.receiver), 0), flow.wire_bytes)
+            constant_bytes = min(
+                fixed_bytes_by_route.get((flow.sender, flow.receiver), 0), flow.wire_bytes
+            )
             # The mean number of IDs of the two parties, except a dealer, over the rehearsed IDs.
-            rows = [real_rows[name] for name in (flow.sender, flow.receiver) if name in real_rows]
-            factor = sum(rows) / (len(rows) * rehearsed_rows)
+            endpoint_row_counts = [
+                row_count_by_party[name]
+                for name in (flow.sender, flow.receiver)
+                if name in row_count_by_party
+            ]
+            factor = sum(endpoint_row_counts) / (len(endpoint_row_counts) * rehearsed_row_count)
         yield Link(
             sender=flow.sender,
             receiver=flow.receiver,
             kind=flow.kind.value,
             messages=flow.messages,
-            wire_bytes=round(unscaled_bytes + (flow.wire_bytes - unscaled_bytes) * factor),
+            wire_bytes=round(constant_bytes + (flow.wire_bytes - constant_bytes) * factor),
         )
-    for flow in rehearsal.training:
-        factor = scaled.byte_factor
+    for flow in rehearsal.training_flows:
+        factor = scaled_rehearsal.byte_factor
         if flow.kind == Kind.ENCRYPTED_LABELS:
-            factor *= scaled.label_factor
+            factor *= scaled_rehearsal.label_byte_factor
         yield Link(
             sender=flow.sender,
             receiver=flow.receiver,
             kind=flow.kind.value,
-            messages=round(flow.messages * scaled.message_factor),
+            messages=round(flow.messages * scaled_rehearsal.message_factor),
             wire_bytes=round(flow.wire_bytes * factor),
         )
 
@@ -867,7 +927,7 @@ def _compute_privacy(config: Config) -> PrivacySpent:
     epsilon_y = math.inf
     epsilon_model = math.inf
     if config.dp_sgd is not None:
-        noise = config.dp_sgd.noise_multiplier or calibrate_updates(
+        noise_multiplier = config.dp_sgd.noise_multiplier or calibrate_updates(
             config.dp_sgd.epsilon or math.inf,
             delta,
             release=mechanism,
@@ -875,7 +935,7 @@ def _compute_privacy(config: Config) -> PrivacySpent:
             updates=epochs,
         )
         # Half the noise multiplier: replacing a record changes an update by up to twice the clip.
-        updates_mu = compose_mu(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
+        updates_mu = compose_mu(GaussianRelease(noise_multiplier=noise_multiplier / 2).mu, epochs)
         sent_mu = compose_mu(mechanism.mu, releases) if releases else 0
         epsilon_y = gdp_epsilon(updates_mu, delta)
         epsilon_model = gdp_epsilon(math.hypot(sent_mu, updates_mu), delta)
@@ -891,21 +951,25 @@ def _compute_privacy(config: Config) -> PrivacySpent:
 
 
 def _find_warnings(
-    config: Config, rehearsal: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
+    config: Config,
+    rehearsal: "_Rehearsal",
+    traffic: tuple[Link, ...],
+    epsilon: float,
+    passive_count: int,
 ) -> Iterator[str]:
     """Yield warnings for the user before the run: of weak protection and avoidable traffic.
 
     Args:
         config: settings of the run.
         rehearsal: traffic and time of a few steps with random data.
-        links: messages and bytes of the run.
+        traffic: messages and bytes of the run.
         epsilon: epsilon_x of the run.
-        passives: number of passives.
+        passive_count: number of passives.
     """
     method_facts = config.method.exchange_facts
     sends_representations = "representations are sent" in method_facts
-    guarded = config.guard.mechanism != "none" and sends_representations
-    draws_noise = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
+    is_guarded = config.guard.mechanism != "none" and sends_representations
+    draws_noise = is_guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
     if config.guard.noise != "secret" and draws_noise:
         yield "the noise can be taken off by whoever knows the seed (guard.noise)"
     if rehearsal.numbers_per_row > _MANY_NUMBERS:
@@ -913,7 +977,7 @@ def _find_warnings(
             f"this sends {rehearsal.numbers_per_row:,} numbers a row; with model.projection: 64 it "
             f"would be {rehearsal.numbers_per_row / 64:.0f} times less"
         )
-    if sends_representations and not guarded:
+    if sends_representations and not is_guarded:
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sends_representations and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
@@ -926,47 +990,51 @@ def _find_warnings(
     if "tables are decomposed" in method_facts:
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if "contributions are summed" in method_facts:
-        addend = next(addend for word, addend in _SUMMED.items() if word in method_facts)
+        addend = next(addend for fact, addend in _ADDEND_BY_FACT.items() if fact in method_facts)
         sum_class = find_sum_class(config.secure_sum)
         if sum_class.unsafe:
             yield f"the sum is {sum_class.name}: the aggregator reads every {addend}"
-        if passives == 1:
+        if passive_count == 1:
             yield f"with one passive the sum is its {addend}: the active reads it"
-    yield from _warn_of_disk(config, links)
+    yield from _warn_of_disk(config, traffic)
 
 
-def _warn_of_disk(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
+def _warn_of_disk(config: Config, traffic: tuple[Link, ...]) -> Iterator[str]:
     """Yield a warning if the disk is too small for the transcript, which stores messages.
 
-    `links`: messages and bytes of the run.
+    `traffic`: messages and bytes of the run.
     """
     method_facts = config.method.exchange_facts
     # Stored bytes by "sender kind" and receiver. Representations that go to all passives are stored
     # only once, under the receiver "all".
     stored_bytes: dict[tuple[str, str], int] = {}
-    for link in links:
-        if link.kind in _STORED_KINDS:
-            is_representations = link.kind == Kind.REPRESENTATIONS
-            goes_to_all = is_representations and "the active sends representations" in method_facts
-            receiver = "all" if goes_to_all else link.receiver
-            stored_bytes[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
-            if goes_to_all and "gradients are summed" in method_facts:
+    for flow in traffic:
+        if flow.kind in _STORED_KINDS:
+            is_representations = flow.kind == Kind.REPRESENTATIONS
+            is_sent_to_all = (
+                is_representations and "the active sends representations" in method_facts
+            )
+            receiver = "all" if is_sent_to_all else flow.receiver
+            stored_bytes[f"{flow.sender} {flow.kind}", receiver] = flow.wire_bytes
+            if is_sent_to_all and "gradients are summed" in method_facts:
                 # Decoded sums are stored too, and are as large as the representations.
-                stored_bytes[_DECODED_SUMS, receiver] = link.wire_bytes
+                stored_bytes[_DECODED_SUMS, receiver] = flow.wire_bytes
     epochs = config.train.epochs
     # The transcript stores contributions only up to a limit in each epoch.
-    contributions = [key for key in stored_bytes if key[0].endswith(f" {Kind.CONTRIBUTION}")]
-    contributed = sum(stored_bytes.pop(key) for key in contributions)
-    if contributed:
-        stored_bytes["contributions", "aggregator"] = min(contributed, epochs * MAX_CONTRIBUTED)
+    contribution_keys = [key for key in stored_bytes if key[0].endswith(f" {Kind.CONTRIBUTION}")]
+    contributed_bytes = sum(stored_bytes.pop(key) for key in contribution_keys)
+    if contributed_bytes:
+        stored_bytes["contributions", "aggregator"] = min(
+            contributed_bytes, epochs * MAX_CONTRIBUTED
+        )
     stored_epochs = config.effective_transcript.count_epochs(epochs)
     megabytes = sum(stored_bytes.values()) / epochs * stored_epochs / 1e6
-    free = count_free_megabytes(Path())
-    if megabytes > free:
+    free_megabytes = count_free_megabytes(Path())
+    if megabytes > free_megabytes:
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB, and the disk of this folder has "
-            f"{free:,.0f} MB free; send a smaller representation (model.projection), or set "
-            "transcript.keep to none"
+            f"{free_megabytes:,.0f} MB free; send a smaller representation (model.projection), or "
+            "set transcript.keep to none"
         )
 
 
@@ -976,23 +1044,29 @@ class _Rehearsal:
 
     Attributes:
         data: the random tables.
-        setup, training: messages and bytes before the first step, and in the steps.
+        setup_flows, training_flows: messages and bytes before the first step, and in the steps.
         step_seconds, evaluation_seconds: time of one step, and of one evaluation.
         numbers_per_row: numbers sent for each row in each step.
-        contributions: passive that adds noise under the sum -> its privacy ledger.
+        ledger_by_passive: passive that adds noise under the sum -> its privacy ledger.
     """
 
     data: VerticalData
-    setup: tuple[Flow, ...]
-    training: tuple[Flow, ...]
+    setup_flows: tuple[Flow, ...]
+    training_flows: tuple[Flow, ...]
     step_seconds: float
     evaluation_seconds: float
     numbers_per_row: int
-    contributions: Mapping[str, PrivacyLedger]
+    ledger_by_passive: Mapping[str, PrivacyLedger]
 
 
 def _rehearse(
-    config: Config, template: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
+    config: Config,
+    template: VerticalData,
+    step_count: int,
+    *,
+    batch_size: int,
+    aligned_share: float,
+    labelled_count: int,
 ) -> _Rehearsal:
     """Run some steps of the run on random rows, and return their traffic and time.
 
@@ -1001,43 +1075,47 @@ def _rehearse(
     Args:
         config: settings of the run.
         template: the real tables, or tables of their shapes.
-        steps: number of steps.
-        batch: rows of a step.
-        aligned: share of the rows that all parties have.
-        labelled: number of rows with a label to learn from.
+        step_count: number of steps.
+        batch_size: rows of a step.
+        aligned_share: share of the rows that all parties have.
+        labelled_count: number of rows with a label to learn from.
     """
     changes = {
         "transcript": TranscriptSettings(keep="none"),
         "alignment": config.alignment.for_a_trial(),
-        "method": config.method.for_rehearsal(steps, config.train.epochs),
+        "method": config.method.for_rehearsal(step_count, config.train.epochs),
     }
     rehearsal_config = config.model_copy(update=changes)
-    rows = batch * steps
-    labelled = min(rows, labelled) if config.method.has_single_exchange else rows
-    data = _make_random_data(template, rows, aligned, labelled=labelled)
+    row_count = batch_size * step_count
+    labelled_count = (
+        min(row_count, labelled_count) if config.method.has_single_exchange else row_count
+    )
+    data = _make_random_data(template, row_count, aligned_share, labelled_count=labelled_count)
     # A black box is not called for synthetic people.
-    code = {
+    user_functions = {
         name: UserFunctions(gradient=_contribute_zeros)
         for name in _list_black_boxes(config, template)
     }
-    with limit_threads_for(config.model, batch, [table.shape for table in data.tables]):
-        start = SimulationInputs(config=rehearsal_config, data=data, code=code)
-        session = Simulation(METHODS[config.method.name], start)
-        setup = session.transcript.flows
-        loop = _RehearsalLoop(session, batch)
+    with limit_threads_for(config.model, batch_size, [table.shape for table in data.tables]):
+        inputs = SimulationInputs(config=rehearsal_config, data=data, code=user_functions)
+        session = Simulation(METHODS[config.method.name], inputs)
+        setup_flows = session.transcript.flows
+        loop = _RehearsalLoop(session, batch_size)
         session.run_script(train_epochs(session.learner, session.links, loop))
-    route = attrgetter("sender", "receiver", "kind")
-    setup_routes = set(map(route, setup))
-    training = tuple(flow for flow in session.transcript.flows if route(flow) not in setup_routes)
-    terms = list(session.contract.passives.values())
+    get_route = attrgetter("sender", "receiver", "kind")
+    setup_routes = set(map(get_route, setup_flows))
+    training_flows = tuple(
+        flow for flow in session.transcript.flows if get_route(flow) not in setup_routes
+    )
+    passive_terms = list(session.contract.passives.values())
     return _Rehearsal(
         data=data,
-        setup=setup,
-        training=training,
+        setup_flows=setup_flows,
+        training_flows=training_flows,
         step_seconds=loop.step_seconds,
         evaluation_seconds=loop.evaluation_seconds,
-        numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
-        contributions=session.contribution_ledgers,
+        numbers_per_row=math.prod(passive_terms[0].representation.shape) if passive_terms else 0,
+        ledger_by_passive=session.contribution_ledgers,
     )
 
 
@@ -1065,10 +1143,10 @@ class _RehearsalLoop:
         evaluation_seconds: time of one evaluation.
     """
 
-    def __init__(self, session: Simulation, batch: int) -> None:
-        """Start before the first step; `batch`: rows of a step."""
+    def __init__(self, session: Simulation, batch_size: int) -> None:
+        """Start before the first step; `batch_size`: rows of a step."""
         self._session = session
-        self._batch = batch
+        self._batch_size = batch_size
         self._start_time = time.perf_counter()
         self.next_step = 0
         self.seconds: list[float] = []
@@ -1084,7 +1162,7 @@ class _RehearsalLoop:
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the number and the rows of each step; the step's time begins here."""
-        for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch)):
+        for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch_size)):
             self._start_time = time.perf_counter()
             yield step, rows_B
 
@@ -1117,48 +1195,49 @@ class _RehearsalLoop:
 
 
 def _make_random_data(
-    template: VerticalData, train: int, aligned: float, *, labelled: int
+    template: VerticalData, train_row_count: int, aligned_share: float, *, labelled_count: int
 ) -> VerticalData:
     """Return random tables for a rehearsal.
 
     Args:
         template: the real tables, or tables of their shapes.
-        train: number of training rows.
-        aligned: share of the active's rows that all parties have.
-        labelled: number of training rows with a label.
+        train_row_count: number of training rows.
+        aligned_share: share of the active's rows that all parties have.
+        labelled_count: number of training rows with a label.
     """
-    rows = train + min(_TEST_ROWS, max(_MIN_ROWS, len(template.test_rows)))
+    row_count = train_row_count + min(_TEST_ROWS, max(_MIN_ROWS, len(template.test_rows)))
     # Aligned rows are spread evenly, as in the batches of a run.
-    aligned_so_far = (torch.arange(rows) * aligned).floor()
+    aligned_so_far = (torch.arange(row_count) * aligned_share).floor()
     is_shared_N = aligned_so_far.diff(prepend=torch.tensor([-1.0])) > 0
-    if rows * aligned < 2 * _MIN_ROWS:
+    if row_count * aligned_share < 2 * _MIN_ROWS:
         # Otherwise all aligned rows might be of one class, which a run refuses.
         is_shared_N[:_MIN_ROWS] = True
-    is_horizontal = template.horizontal
     generator = torch.Generator().manual_seed(0)
-
-    def make_ids(party: str) -> list[str]:
-        """Return a party's IDs: the same as all parties' in shared rows, else its own."""
-        return [
-            f"all {row}" if is_shared and not is_horizontal else f"{party} {row}"
-            for row, is_shared in enumerate(is_shared_N.tolist())
-        ]
-
+    # In a horizontal partition no two parties have a person in common.
+    has_common_id_N = torch.zeros_like(is_shared_N) if template.horizontal else is_shared_N
     # Labels go to shared rows first.
-    shared_first = is_shared_N[:train].argsort(descending=True, stable=True)
+    shared_first = is_shared_N[:train_row_count].argsort(descending=True, stable=True)
     return replace(
         template,
         table=_make_random_table(
-            template, template.active, [f"all {row}" for row in range(rows)], generator
+            template, template.active, [f"all {row}" for row in range(row_count)], generator
         ),
         passives=tuple(
-            _make_random_table(template, table, make_ids(table.name), generator)
+            _make_random_table(template, table, _make_ids(table.name, has_common_id_N), generator)
             for table in template.passives
         ),
-        train_rows=torch.arange(train),
-        test_rows=torch.arange(train, rows),
-        labelled=shared_first[:labelled].sort().values,
+        train_rows=torch.arange(train_row_count),
+        test_rows=torch.arange(train_row_count, row_count),
+        labelled=shared_first[:labelled_count].sort().values,
     )
+
+
+def _make_ids(party: str, has_common_id_N: Tensor) -> list[str]:
+    """Return a party's IDs: in rows of the mask (N,) the same as at all parties, else its own."""
+    return [
+        f"all {row}" if has_common_id else f"{party} {row}"
+        for row, has_common_id in enumerate(has_common_id_N.tolist())
+    ]
 
 
 def _make_random_table(
@@ -1180,9 +1259,8 @@ def _make_random_table(
             features[:, view.first] = view.sequence[0]  # all steps are in use
     labels_N = None
     if template.labels is not None:
-        # Labels without a period: aligned rows, such as every tenth row, then have all classes.
-        classes = (torch.arange(len(ids)) * _GOLDEN).long() % (len(data.classes) or 2)
-        labels_N = classes.to(template.labels.dtype)
+        class_count = len(data.classes) or 2
+        labels_N = _make_aperiodic_labels(len(ids), class_count).to(template.labels.dtype)
     return replace(template, ids=tuple(ids), features=features, labels=labels_N)
 
 
@@ -1214,23 +1292,25 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
     """
     if not config.method.needs_alignment:
         return ()
-    real_ids = sum(len(table.ids) for table in data.tables)
+    id_count = sum(len(table.ids) for table in data.tables)
     costs = []
     for name, backend in SET_INTERSECTIONS.items():
-        if name in _SAME_COST:
+        if name in _PROTOCOL_OF_SAME_COST:
             continue
-        ids = _sample_ids(config, data, _SMALL_SAMPLES.get(name, _SAMPLE))
-        sampled_ids = sum(map(len, ids.values()))
-        bytes_by_route, seconds = _run_intersection(config, data, name, ids)
+        ids_by_party = _sample_ids(config, data, _SAMPLED_IDS_BY_PROTOCOL.get(name, _SAMPLED_IDS))
+        sampled_id_count = sum(map(len, ids_by_party.values()))
+        bytes_by_route, seconds = _run_intersection(config, data, name, ids_by_party)
         wire_bytes = bytes_by_route.total()
-        if sampled_ids < real_ids:
-            single_ids = {party: own_ids[:1] for party, own_ids in ids.items()}
-            parties = len(ids)  # also the number of IDs in the run with one ID each
-            scale = (real_ids - parties) / max(sampled_ids - parties, 1)
-            fixed_bytes_by_route, fixed_seconds = _run_intersection(config, data, name, single_ids)
+        if sampled_id_count < id_count:
+            single_id_by_party = {party: own_ids[:1] for party, own_ids in ids_by_party.items()}
+            party_count = len(ids_by_party)  # also the number of IDs in the run with one ID each
+            added_id_factor = (id_count - party_count) / max(sampled_id_count - party_count, 1)
+            fixed_bytes_by_route, fixed_seconds = _run_intersection(
+                config, data, name, single_id_by_party
+            )
             fixed_bytes = fixed_bytes_by_route.total()
-            wire_bytes = round(fixed_bytes + scale * (wire_bytes - fixed_bytes))
-            seconds = fixed_seconds + scale * max(seconds - fixed_seconds, 0.0)
+            wire_bytes = round(fixed_bytes + added_id_factor * (wire_bytes - fixed_bytes))
+            seconds = fixed_seconds + added_id_factor * max(seconds - fixed_seconds, 0.0)
         costs.append(
             IntersectionCost(
                 protocol=name,
@@ -1265,25 +1345,27 @@ def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, lis
 
 
 def _run_intersection(
-    config: Config, data: VerticalData, name: str, ids: Mapping[str, list[bytes]]
+    config: Config, data: VerticalData, protocol: str, ids_by_party: Mapping[str, list[bytes]]
 ) -> tuple[Counter[_Route], float]:
     """Run one intersection protocol in this process; return its bytes and its seconds.
 
     Bytes are by sender and receiver. The active is the hub, with which all other parties align.
 
-    `name`: name of the protocol. `ids`: party -> its IDs.
+    `protocol`: name of the protocol. `ids_by_party`: party -> its IDs.
     """
     # The size limit is that of the sample: some protocols refuse the limit of large runs.
-    update = {"protocol": name, "maximum_ids": _SAMPLE}
+    update = {"protocol": protocol, "maximum_ids": _SAMPLED_IDS}
     settings = config.alignment.for_a_trial().model_copy(update=update)
-    intersection = make_intersection(settings, session=f"plan {name}", dealer=_DEALER)
+    intersection = make_intersection(settings, session=f"plan {protocol}", dealer=_DEALER)
     # The first rows of two tables may have no ID in common, which must not be an error here.
     intersection.agreement = replace(intersection.agreement, minimum_rows=0)
     start_time = time.perf_counter()
     hub = data.active.name
-    members = [party for party in ids if party != hub]
-    roles: dict[str, Conversation] = {hub: intersection.make_hub(hub, members, ids[hub])}
-    roles |= {member: intersection.make_member(member, hub, ids[member]) for member in members}
+    members = [party for party in ids_by_party if party != hub]
+    roles: dict[str, Conversation] = {hub: intersection.make_hub(hub, members, ids_by_party[hub])}
+    roles |= {
+        member: intersection.make_member(member, hub, ids_by_party[member]) for member in members
+    }
     if intersection.needs_dealer:
         roles[_DEALER] = intersection.make_dealer(hub, members)
     bytes_by_route = Counter[_Route]()

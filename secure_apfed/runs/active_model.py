@@ -206,13 +206,13 @@ def load_model(
     network_card = load_json(folder.model_card, _NetworkCard, file_format=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
-    stored = load_bytes(folder.model)
+    stored_tensors = load_bytes(folder.model)
     task = _build_task(network_card, folder.model_card)
-    outputs = task.count_outputs(len(network_card.classes))
+    output_count = task.count_outputs(len(network_card.classes))
     try:
         _require_own_parts(network_card.model, encoder=encoder, head=head)
-        own = OwnFamily(UserFunctions(encoder=encoder, head=head)) if encoder or head else None
-        network = _build_network(network_card, load(stored), outputs, own)
+        own_family = OwnFamily(UserFunctions(encoder=encoder, head=head)) if encoder or head else None
+        network = _build_network(network_card, load(stored_tensors), output_count, own_family)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.model} and {folder.model_card.name} do not make a model: {error}"
@@ -264,16 +264,16 @@ def _build_task(network_card: _NetworkCard, path: Path) -> Task:
     Raises ModelError: the task is unknown, or does not fit the card's classes and targets.
     """
     name = network_card.task
-    classes = len(network_card.classes)
+    class_count = len(network_card.classes)
     has_targets = network_card.targets is not None
     if CODE_NAME.fullmatch(name):
         # The card may come from somebody else, who must not name code to import.
         with reading_settings(own=False):
             TASKS.take_name(name, key=f"{path}: task")
     # A model either has classes, or predicts numbers in the scale of its targets.
-    if name not in TASKS or has_targets is bool(classes):
+    if name not in TASKS or has_targets is bool(class_count):
         raise ModelError(
-            f"{path} tells of task {quote_text(name, maximum=40)}, {classes} "
+            f"{path} tells of task {quote_text(name, maximum=40)}, {class_count} "
             f"classes and {'a' if has_targets else 'no'} scale of targets, which is no "
             "model of "
             f"this version; tasks are {', '.join(TASKS)}: restore the file from a copy"
@@ -285,7 +285,10 @@ def _build_task(network_card: _NetworkCard, path: Path) -> Task:
 
 
 def _build_network(
-    network_card: _NetworkCard, tensors: Mapping[str, Tensor], outputs: int, own: OwnFamily | None
+    network_card: _NetworkCard,
+    tensors: Mapping[str, Tensor],
+    output_count: int,
+    own_family: OwnFamily | None,
 ) -> nn.Module:
     """Return the network that a card describes: encoder and head, with the stored parameters.
 
@@ -294,8 +297,8 @@ def _build_network(
     Args:
         network_card: the fields of the model card.
         tensors: the stored parameters, by name.
-        outputs: number of outputs of the head.
-        own: makes networks from the caller's code; None: the card names a built-in family.
+        output_count: number of outputs of the head.
+        own_family: makes networks from the caller's code; None: the card names a built-in family.
 
     Raises:
         ModelError: parameters have mixed types, or do not fit the card.
@@ -307,36 +310,36 @@ def _build_network(
         )
     shape = network_card.encoding.shape
     # On the meta device parameters take no memory; a user-defined network may need real ones.
-    device = torch.device("cpu" if own else "meta")
+    device = torch.device("cpu" if own_family else "meta")
 
     def build_modules(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
         """Return the encoder with these parameters, and an untrained head for its output."""
-        family = own or family_for(network_card.model, shape)
+        family = own_family or family_for(network_card.model, shape)
         with device:
             encoder = family.make_encoder(shape, network_card.model)
         # The output's shape is found with real parameters: on the meta device that would load
         # torch's compiler.
         encoder.load_state_dict(remove_prefix("encoder", state), assign=True)
-        size = math.prod(output_shape(encoder, shape))
+        representation_size = math.prod(output_shape(encoder, shape))
         with device:
-            return encoder, family.make_head(size, outputs, network_card.model)
+            return encoder, family.make_head(representation_size, output_count, network_card.model)
 
     # The stored model may contain fitted local models in place of these networks, or before the
     # head.
     encoder, head = rebuild_modules(tensors, build_modules)
     if isinstance(encoder, FittedModel):
-        encoder.require_shape(math.prod(shape), outputs)
+        encoder.require_shape(math.prod(shape), output_count)
     elif isinstance(head, nn.Sequential) and isinstance(head[0], FittedModel):
-        head[0].require_shape(math.prod(output_shape(encoder, shape)), outputs)
+        head[0].require_shape(math.prod(output_shape(encoder, shape)), output_count)
     nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
     return nn.Sequential(encoder, head).eval()
 
 
-_Write = Callable[[pd.DataFrame], None]
+_AppendFrame = Callable[[pd.DataFrame], None]
 
 
 @contextmanager
-def _open_csv_writer(path: Path) -> Iterator[_Write]:
+def _open_csv_writer(path: Path) -> Iterator[_AppendFrame]:
     """Yield a function that appends frames to a CSV file, with a header before the first."""
     with path.open("w", encoding="utf-8", newline="") as file:
 
@@ -348,7 +351,7 @@ def _open_csv_writer(path: Path) -> Iterator[_Write]:
 
 
 @contextmanager
-def _open_json_writer(path: Path) -> Iterator[_Write]:
+def _open_json_writer(path: Path) -> Iterator[_AppendFrame]:
     """Yield a function that appends frames to a JSON file, which is one list of objects."""
     with path.open("w", encoding="utf-8", newline="") as file:
 
@@ -366,7 +369,7 @@ def _open_json_writer(path: Path) -> Iterator[_Write]:
 
 
 @contextmanager
-def _open_parquet_writer(path: Path) -> Iterator[_Write]:
+def _open_parquet_writer(path: Path) -> Iterator[_AppendFrame]:
     """Yield a function that appends frames to a Parquet file."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -385,11 +388,15 @@ def _open_parquet_writer(path: Path) -> Iterator[_Write]:
         yield write_frame
 
 
-_KINDS = {".csv": _open_csv_writer, ".parquet": _open_parquet_writer, ".json": _open_json_writer}
+_WRITER_BY_SUFFIX = {
+    ".csv": _open_csv_writer,
+    ".parquet": _open_parquet_writer,
+    ".json": _open_json_writer,
+}
 
 
 @contextmanager
-def row_writer(path: Path) -> Iterator[_Write]:
+def row_writer(path: Path) -> Iterator[_AppendFrame]:
     """Yield a function that appends frames of equal columns to a CSV, Parquet or JSON file.
 
     In CSV an apostrophe precedes a text that a spreadsheet would take for a formula. The file is
@@ -398,20 +405,20 @@ def row_writer(path: Path) -> Iterator[_Write]:
 
     Raises DataError: the name ends in none of these formats, or the file cannot be written.
     """
-    if path.suffix not in _KINDS:
-        raise DataError(f"{path}: expected a name that ends in {', '.join(_KINDS)}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.suffix not in _WRITER_BY_SUFFIX:
+        raise DataError(f"{path}: expected a name that ends in {', '.join(_WRITER_BY_SUFFIX)}")
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _KINDS[path.suffix](partial) as write:
+        with _WRITER_BY_SUFFIX[path.suffix](partial_path) as write:
             yield write
-        partial.chmod(0o600)  # predictions about people are private to the owner
-        partial.replace(path)
+        partial_path.chmod(0o600)  # predictions about people are private to the owner
+        partial_path.replace(path)
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error}); check the folder") from error
     finally:
         with suppress(OSError):
-            partial.unlink()
+            partial_path.unlink()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -552,7 +559,7 @@ class _Predictor:
     def __init__(self, model: ActiveModel) -> None:
         """Start without rows; rows are compared only if the model has an encoding of columns."""
         self.model = model
-        self._rows = 0
+        self._row_count = 0
         encoding = model.encoding
         self._drift = DriftMeter(encoding) if isinstance(encoding, ColumnEncoding) else None
 
@@ -567,7 +574,7 @@ class _Predictor:
         blocks = load_blocks(path, self.model.encoding, id_columns=id_columns, counts=counts)
         for ids, features in blocks:
             outputs = self.model.predict(features)
-            self._rows += len(ids)
+            self._row_count += len(ids)
             if self._drift is not None:
                 self._drift.add_batch(features)
             yield ids, outputs
@@ -590,7 +597,7 @@ class _Predictor:
     def compare_rows(self) -> RowComparison:
         """Return the comparison of all rows predicted so far with the rows of training."""
         drift = () if self._drift is None else self._drift.compute_drifts()
-        return RowComparison(rows=self._rows, drift=drift)
+        return RowComparison(rows=self._row_count, drift=drift)
 
 
 def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
@@ -600,12 +607,12 @@ def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[st
 
     `folder`: folder of the run. `id_columns`: columns that the caller named; None: none was named.
     """
-    files = RunFolder(folder)
-    if id_columns is not None or not files.config.exists():
+    run_folder = RunFolder(folder)
+    if id_columns is not None or not run_folder.config.exists():
         return tuple(id_columns or ())
-    raw, _ = parse_yaml(load_text(files.config), str(files.config))
+    settings, _ = parse_yaml(load_text(run_folder.config), str(run_folder.config))
     try:  # only the part on data: the whole configuration would import the methods' modules
-        data = DataSettings.model_validate(raw["data"])
+        data = DataSettings.model_validate(settings["data"])
     except (KeyError, TypeError, ValidationError):
-        data = files.load_config().data  # raises an error with file and line
+        data = run_folder.load_config().data  # raises an error with file and line
     return () if data.parties is None else data.id_columns(data.active)

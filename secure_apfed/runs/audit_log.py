@@ -233,9 +233,9 @@ def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
         return _EVENTS.validate_json(b"{" + body)
     except ValidationError as error:
         _require_format(body, path=path, number=number)
-        first = error.errors(include_url=False, include_input=False)[0]
-        field_path = ".".join(map(str, first["loc"]))[:_SHOWN_LETTERS]
-        cause = str(first["msg"]).lower()[:_SHOWN_LETTERS]
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        field_path = ".".join(map(str, first_error["loc"]))[:_SHOWN_LETTERS]
+        cause = str(first_error["msg"]).lower()[:_SHOWN_LETTERS]
         raise CheckpointError(
             f"{path}: line {number} is chained and yet not as this version writes it "
             f"(at {field_path!r}: {cause!r}); it was written by another program "
@@ -281,9 +281,9 @@ class _Chain:
         self.torn = b""
         self.ends_in_newline = True
 
-    def encode_line(self, written: Line) -> bytes:
+    def encode_line(self, line: Line) -> bytes:
         """Return the bytes of the next line; call `confirm_line` once the file contains it."""
-        body = written.model_dump_json(exclude_none=True).encode()[1:]
+        body = line.model_dump_json(exclude_none=True).encode()[1:]
         return self._make_start(body) + body + b"\n"
 
     def confirm_line(self, line: bytes) -> None:
@@ -405,18 +405,20 @@ class AuditLog:
         self._meter = meter
         self._clock = clock
         self._counters = counters
-        self._known_charges = meter.charges  # number of costs in the ledger at the last frame
-        self._last_release = b""  # payload for which the ledger last recorded a cost
+        self._charges_at_last_frame = (
+            meter.charges
+        )  # number of costs in the ledger at the last frame
+        self._last_release_payload = b""  # payload for which the ledger last recorded a cost
         self._chain = _Chain(path)
         self._file = open_regular(path, create=True)
         try:
-            cut = self._verify_file()
-            public = identity.public.hex()
+            cut_bytes = self._verify_file()
+            public_key = identity.public.hex()
             peer_keys = {name: key.hex() for name, key in peers.items()}
             self._write_line(
-                Opened(at=clock(), party=party, identity=public, peers=peer_keys, cut=cut)
+                Opened(at=clock(), party=party, identity=public_key, peers=peer_keys, cut=cut_bytes)
             )
-            self._note_counters(is_before_checkpoint=True)
+            self._log_counters(is_before_checkpoint=True)
             self._sync_checkpoint()
         except BaseException:
             os.close(self._file)
@@ -435,9 +437,9 @@ class AuditLog:
             for body in chain.iter_bodies(file):
                 if chain.lines > 1:
                     continue  # its chain hash is verified; only the first line names the owner
-                first = _parse_line(body, path=self.path, number=1)
-                owner = first.party if isinstance(first, Opened) else "nobody"
-                if not isinstance(first, Opened) or owner != self._party:
+                first_line = _parse_line(body, path=self.path, number=1)
+                owner = first_line.party if isinstance(first_line, Opened) else "nobody"
+                if not isinstance(first_line, Opened) or owner != self._party:
                     raise CheckpointError(
                         f"{self.path} is the audit log of {owner}, this party is {self._party}; "
                         "put it back where it belongs, or choose another folder"
@@ -458,7 +460,7 @@ class AuditLog:
 
         Raises CheckpointError, OSError: the line cannot be written; nothing may be sent then.
         """
-        self._note_counters(is_before_checkpoint=False)
+        self._log_counters(is_before_checkpoint=False)
         epsilon = self._get_release_epsilon(envelope.payload)
         figure = None if epsilon is None else self._meter.promise.figure
         fields = {**_describe_envelope(envelope), "epsilon": epsilon, "figure": figure}
@@ -473,14 +475,16 @@ class AuditLog:
         """Log a frame that could not be decrypted or verified."""
         self._write_frame(Refused, frame, peer=sender)
 
-    def _write_frame(self, kind: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
+    def _write_frame(
+        self, line_type: type[Frame | Refused], frame: bytes, /, **fields: Any
+    ) -> None:
         """Write a line for a frame: these fields, and size and digest of the frame.
 
         The fields are not validated again: the envelope was validated when it was made.
         """
         digest = hashlib.sha256(frame).hexdigest()
         self._write_line(
-            kind.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
+            line_type.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
         )
 
     def note_contract(self, contract: Contract) -> None:
@@ -508,7 +512,7 @@ class AuditLog:
 
         Raises CheckpointError: the file was removed, or another process wrote to it.
         """
-        self._note_counters(is_before_checkpoint=True)
+        self._log_counters(is_before_checkpoint=True)
         status = os.fstat(self._file)
         if not status.st_nlink or status.st_size != self._chain.size:
             raise CheckpointError(
@@ -524,7 +528,7 @@ class AuditLog:
         """
         try:
             try:
-                self._note_counters(is_before_checkpoint=False)
+                self._log_counters(is_before_checkpoint=False)
             finally:
                 signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
                 self._write_line(Signed(at=self._clock(), signature=signature.hex()))
@@ -532,7 +536,7 @@ class AuditLog:
         finally:
             os.close(self._file)
 
-    def _note_counters(self, *, is_before_checkpoint: bool) -> None:
+    def _log_counters(self, *, is_before_checkpoint: bool) -> None:
         """Write a line for each counter (a file that counts, such as a ledger) that has changed.
 
         `is_before_checkpoint`: whether a checkpoint follows. Some counters are reported only then.
@@ -560,28 +564,28 @@ class AuditLog:
         payload to further receivers, sent directly afterwards, is part of the same release.
         """
         charges = self._meter.charges
-        if charges != self._known_charges:
-            self._known_charges = charges
-            self._last_release = payload
-        elif not payload or payload != self._last_release:
-            self._last_release = b""
+        if charges != self._charges_at_last_frame:
+            self._charges_at_last_frame = charges
+            self._last_release_payload = payload
+        elif not payload or payload != self._last_release_payload:
+            self._last_release_payload = b""
             return None
         epsilon = self._meter.promise.epsilon
         return "inf" if epsilon == float("inf") else epsilon
 
-    def _write_line(self, written: Line) -> None:
+    def _write_line(self, line: Line) -> None:
         """Append a line to the file, whole or not at all, and advance the hash chain.
 
         Raises OSError: the line cannot be written.
         """
-        line = self._chain.encode_line(written)
+        encoded_line = self._chain.encode_line(line)
         try:
-            if os.write(self._file, line) != len(line):
+            if os.write(self._file, encoded_line) != len(encoded_line):
                 raise OSError(f"{self.path}: the disk took only part of a line")
         except OSError:
             os.ftruncate(self._file, self._chain.size)
             raise
-        self._chain.confirm_line(line)
+        self._chain.confirm_line(encoded_line)
 
 
 def _describe_envelope(envelope: Envelope) -> dict[str, Any]:
@@ -666,13 +670,15 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as plain JSON values."""
-        plain = asdict(self)
-        flows = plain.pop("_flows").values()
-        counters = {name: noted.number for name, noted in self.counters.items()}
-        restarts = [restart.model_dump(mode="json") for restart in self.restarts]
+        fields = asdict(self)
+        flows = fields.pop("_flows").values()
+        count_by_counter = {
+            name: counter_line.number for name, counter_line in self.counters.items()
+        }
+        restarts = [restart_line.model_dump(mode="json") for restart_line in self.restarts]
         return {
-            **plain,
-            "counters": counters,
+            **fields,
+            "counters": count_by_counter,
             "restarts": restarts,
             "signed": self.has_final_signature,
             "flows": list(flows),
@@ -764,10 +770,15 @@ class Summary:
         Raises CheckpointError: the signature is not valid.
         """
         signature = bytes.fromhex(line.signature)
-        public = bytes.fromhex(self.identity)
+        public_key = bytes.fromhex(self.identity)
         try:
             verify_signature(
-                public, signature, _PURPOSE, self.party.encode(), chain_before, signer=self.party
+                public_key,
+                signature,
+                _PURPOSE,
+                self.party.encode(),
+                chain_before,
+                signer=self.party,
             )
         except RemoteProtocolError as error:
             raise self._make_error(
@@ -931,77 +942,83 @@ def compare_logs(first_path: Path, second_path: Path) -> Comparison:
 
     Raises CheckpointError: a log is not valid, or the two are not logs of two ends of one link.
     """
-    first = verify_log(first_path)
-    second = verify_log(second_path)
-    _require_peers(first, second)
-    _require_peers(second, first)
-    directions = (_compare_direction(first, second), _compare_direction(second, first))
-    return Comparison(logs=(first, second), directions=directions)
+    first_log = verify_log(first_path)
+    second_log = verify_log(second_path)
+    _require_peers(first_log, second_log)
+    _require_peers(second_log, first_log)
+    directions = (
+        _compare_direction(first_log, second_log),
+        _compare_direction(second_log, first_log),
+    )
+    return Comparison(logs=(first_log, second_log), directions=directions)
 
 
-def _require_peers(log: Summary, other: Summary) -> None:
-    """Raise CheckpointError unless the owner of `log` has a link to the owner of `other`.
+def _require_peers(log: Summary, other_log: Summary) -> None:
+    """Raise CheckpointError unless the owner of `log` has a link to the owner of `other_log`.
 
-    The public key by which it knows that party must be the one that `other` names.
+    The public key by which it knows that party must be the one that `other_log` names.
     """
-    known_identity = log.peers.get(other.party)
+    known_identity = log.peers.get(other_log.party)
     if known_identity is None:
         raise CheckpointError(
-            f"{log.path} is the log of {log.party}, who has no link to {other.party}, whose log is "
-            f"{other.path}; compare the logs of two parties of one run"
+            f"{log.path} is the log of {log.party}, who has no link to {other_log.party}, whose "
+            f"log is {other_log.path}; compare the logs of two parties of one run"
         )
-    if known_identity != other.identity:
+    if known_identity != other_log.identity:
         raise CheckpointError(
-            f"{log.path}: {log.party} knows {other.party} by the identity "
-            f"{known_identity[:16]}..., and {other.path} is signed by {other.identity[:16]}...: it "
-            "is of another run, or somebody wrote it anew with another key"
+            f"{log.path}: {log.party} knows {other_log.party} by the identity "
+            f"{known_identity[:16]}..., and {other_log.path} is signed by "
+            f"{other_log.identity[:16]}...: it is of another run, or somebody wrote it anew with "
+            "another key"
         )
 
 
-def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
+def _compare_direction(sender_log: Summary, receiver_log: Summary) -> Direction:
     """Compare the frames that one party sent with the frames that the other received, in order.
 
     Frames are equal if their digests are. The last frames of a session may be missing in the
     receiver's log. At any other difference the logs disagree, and the comparison stops.
 
-    `sender`, `receiver`: summaries of the two parties' logs.
+    `sender_log`, `receiver_log`: summaries of the two parties' logs.
     """
-    sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
-    equal = equal_size = unreceived = unreceived_size = 0
-    parting = None
+    sent_frames = _iter_frames(sender_log.path, receiver_log.party, ("sent",))
+    equal_count = equal_bytes = unreceived_count = unreceived_bytes = 0
+    disagreement = None
     next_sent = next(sent_frames, None)
-    for received in _iter_frames(receiver.path, sender.party, ("received", "refused")):
-        expected = next_sent
-        skipped = 0
-        skipped_size = 0
-        while next_sent is not None and next_sent.line.digest != received.line.digest:
+    for received_frame in _iter_frames(
+        receiver_log.path, sender_log.party, ("received", "refused")
+    ):
+        expected_frame = next_sent
+        skipped_count = 0
+        skipped_bytes = 0
+        while next_sent is not None and next_sent.line.digest != received_frame.line.digest:
             # If the logs agree, the rest of the sender's session never arrived: skip it.
-            opening = next_sent.opening
-            while next_sent is not None and next_sent.opening == opening:
-                skipped += 1
-                skipped_size += next_sent.line.size
+            session_number = next_sent.opening
+            while next_sent is not None and next_sent.opening == session_number:
+                skipped_count += 1
+                skipped_bytes += next_sent.line.size
                 next_sent = next(sent_frames, None)
         if next_sent is None:
-            parting = _describe_parting(expected, received, sender)
+            disagreement = _describe_disagreement(expected_frame, received_frame, sender_log)
             break
-        equal += 1
-        equal_size += received.line.size
-        unreceived += skipped
-        unreceived_size += skipped_size
+        equal_count += 1
+        equal_bytes += received_frame.line.size
+        unreceived_count += skipped_count
+        unreceived_bytes += skipped_bytes
         next_sent = next(sent_frames, None)
     # The end of the last session may not have arrived, either.
-    while parting is None and next_sent is not None:
-        unreceived += 1
-        unreceived_size += next_sent.line.size
+    while disagreement is None and next_sent is not None:
+        unreceived_count += 1
+        unreceived_bytes += next_sent.line.size
         next_sent = next(sent_frames, None)
     return Direction(
-        sender=sender.party,
-        receiver=receiver.party,
-        equal=equal,
-        equal_size=equal_size,
-        unreceived=unreceived,
-        unreceived_size=unreceived_size,
-        parting=parting,
+        sender=sender_log.party,
+        receiver=receiver_log.party,
+        equal=equal_count,
+        equal_size=equal_bytes,
+        unreceived=unreceived_count,
+        unreceived_size=unreceived_bytes,
+        parting=disagreement,
     )
 
 
@@ -1019,21 +1036,21 @@ class _LoggedFrame(NamedTuple):
     line: Frame | Refused
 
 
-def _describe_parting(
-    expected: _LoggedFrame | None, received: _LoggedFrame, sender: Summary
+def _describe_disagreement(
+    expected: _LoggedFrame | None, received: _LoggedFrame, sender_log: Summary
 ) -> Parting:
     """Return a description of the place where two logs disagree.
 
     Args:
         expected: the next frame in the sender's log; None: the log has no further frame.
         received: the frame in the receiver's log.
-        sender: summary of the sender's log.
+        sender_log: summary of the sender's log.
     """
-    may_have_lost_lines = sender.unsigned or sender.torn
-    lost = "; a machine that loses power may lose lines" if may_have_lost_lines else ""
+    may_have_lost_lines = sender_log.unsigned or sender_log.torn
+    explanation = "; a machine that loses power may lose lines" if may_have_lost_lines else ""
     return Parting(
         sent_line=expected.number if expected else None,
-        sent=_describe_frame(expected.line) if expected else f"nothing more{lost}",
+        sent=_describe_frame(expected.line) if expected else f"nothing more{explanation}",
         received_line=received.number,
         received=_describe_frame(received.line),
     )
@@ -1054,9 +1071,9 @@ def _iter_frames(path: Path, peer: str, events: tuple[str, ...]) -> Iterator[_Lo
 
     `events`: the events of the frames to yield: "sent", or "received" and "refused".
     """
-    opening = 0
+    session_number = 0
     for number, line in _iter_log(path):
         if isinstance(line, Opened):
-            opening += 1
+            session_number += 1
         elif isinstance(line, Frame | Refused) and line.peer == peer and line.event in events:
-            yield _LoggedFrame(opening, number, line)
+            yield _LoggedFrame(session_number, number, line)

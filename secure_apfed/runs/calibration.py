@@ -83,18 +83,20 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     should_calibrate = _should_calibrate(config, labels_n, len(data.classes))
     if not should_calibrate or not _accepts_offset(networks):
         return None
-    scores_N = _compute_scores(networks, data, data.train_rows)
-    if not np.isfinite(scores_N).all():
+    log_odds_N = _compute_log_odds(networks, data, data.train_rows)
+    if not np.isfinite(log_odds_N).all():
         return None  # the training diverged
     folds = _split_rows(data, labels_n, config.seed)
     try:
-        scores_by_fold = list(_predict_out_of_fold(session, data, folds))
+        log_odds_by_fold = list(_predict_out_of_fold(session, data, folds))
     except ModelError:
         return None  # the run's model cannot be trained without the other parties
-    rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
-    line = _fit_line(scores_N, scores_by_fold, folds, labels_n, rate)
+    target_rate = (
+        float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
+    )
+    line = _fit_line(log_odds_N, log_odds_by_fold, folds, labels_n, target_rate)
     _apply_line(networks, line)
-    return Calibration(rate=rate, slope=line.slope, offset=line.offset)
+    return Calibration(rate=target_rate, slope=line.slope, offset=line.offset)
 
 
 def _split_rows(data: OwnData, labels_n: IntArray, seed: int) -> _Folds:
@@ -119,11 +121,11 @@ def _split_rows(data: OwnData, labels_n: IntArray, seed: int) -> _Folds:
 
 
 def _fit_line(
-    scores_N: FloatArray,
-    scores_by_fold: list[FloatArray],
+    log_odds_N: FloatArray,
+    log_odds_by_fold: list[FloatArray],
     folds: _Folds,
     labels_n: IntArray,
-    rate: float,
+    target_rate: float,
 ) -> PlattLine:
     """Return slope and offset for the finished model's log-odds, fitted by out-of-fold scores.
 
@@ -131,32 +133,32 @@ def _fit_line(
     models are comparable. Without folds, no slope is fitted: only the mean probability is set.
 
     Args:
-        scores_N: log-odds of all N training rows by the finished model.
-        scores_by_fold: log-odds of all training rows by each fold's model; empty: no folds.
+        log_odds_N: log-odds of all N training rows by the finished model.
+        log_odds_by_fold: log-odds of all training rows by each fold's model; empty: no folds.
         folds: the rows that each fold leaves out.
         labels_n: labels of the n labelled rows, 0 or 1.
-        rate: share of the second class among future rows.
+        target_rate: share of the second class among future rows.
     """
     labelled_scores = list[FloatArray]()
     unseen_scores = list[FloatArray]()
-    for positions, unseen, fold_scores_N in zip(
-        folds.labelled_positions, folds.unseen, scores_by_fold, strict=True
+    for positions, unseen, fold_log_odds_N in zip(
+        folds.labelled_positions, folds.unseen, log_odds_by_fold, strict=True
     ):
-        reference = fold_scores_N[np.setdiff1d(folds.reference, unseen)]
-        labelled_scores.append(standardise_scores(fold_scores_N[positions], reference))
-        unseen_scores.append(standardise_scores(fold_scores_N[unseen], reference))
-    model_scores = scores_N[folds.reference]
-    if not scores_by_fold:
-        standardised = standardise_scores(model_scores, model_scores)
+        reference_log_odds = fold_log_odds_N[np.setdiff1d(folds.reference, unseen)]
+        labelled_scores.append(standardise_scores(fold_log_odds_N[positions], reference_log_odds))
+        unseen_scores.append(standardise_scores(fold_log_odds_N[unseen], reference_log_odds))
+    model_log_odds = log_odds_N[folds.reference]
+    if not log_odds_by_fold:
+        standardised = standardise_scores(model_log_odds, model_log_odds)
         return PlattLine.from_scores(
-            model_scores, np.empty(0), labels_n[:0], standardised, positive_rate=rate
+            model_log_odds, np.empty(0), labels_n[:0], standardised, positive_rate=target_rate
         )
     return PlattLine.from_scores(
-        model_scores,
+        model_log_odds,
         np.concatenate(labelled_scores),
         labels_n[np.concatenate(folds.labelled)],
         np.concatenate(unseen_scores),
-        positive_rate=rate,
+        positive_rate=target_rate,
     )
 
 
@@ -188,7 +190,7 @@ def _accepts_offset(networks: ActiveNetworks) -> bool:
     return has_bias or isinstance(networks.encoder, RandomFeatures)
 
 
-def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
+def _compute_log_odds(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
     """Return the log-odds of the second class for these N rows of the table, (N,).
 
     `networks`: an encoder and a head with two scores. `rows`: positions in the active's table.
@@ -217,18 +219,20 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
 
     Raises ModelError: the run's model cannot be trained without the other parties.
     """
-    rows = data.train_rows
+    training_rows = data.train_rows
     labelled_by_fold = [data.labelled_rows[torch.from_numpy(fold)] for fold in folds.labelled]
     refitted = [
-        session.learner.refit_excluding(torch.cat([labelled, rows[torch.from_numpy(unseen)]]))
+        session.learner.refit_excluding(
+            torch.cat([labelled, training_rows[torch.from_numpy(unseen)]])
+        )
         for labelled, unseen in zip(labelled_by_fold, folds.unseen, strict=True)
     ]
     networks = [network for network in refitted if network is not None]
     if len(networks) == len(labelled_by_fold):
-        yield from (_compute_scores(network, data, rows) for network in networks)
+        yield from (_compute_log_odds(network, data, training_rows) for network in networks)
         return
-    task = BaselineTask.from_run(session.party_session.party.config, data, rows)
-    all_labelled = rows[torch.from_numpy(task.labelled_indices)]
+    task = BaselineTask.from_run(session.party_session.party.config, data, training_rows)
+    all_labelled = training_rows[torch.from_numpy(task.labelled_indices)]
     tasks = [
         task.drop_labels(torch.isin(all_labelled, labelled).nonzero().flatten().numpy())
         for labelled in labelled_by_fold

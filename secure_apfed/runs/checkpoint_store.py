@@ -41,10 +41,10 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
 
 _CARD_KEY = "joint"  # key of the card in the metadata of a file of networks
-_MAX_BYTES = 2**30  # largest size of a file of networks
+_MAX_NETWORKS_BYTES = 2**30  # largest size of a file of networks
 _IDS_AT_ONCE = 2**16
 # Starts of the names of tensors that have a row for each alignment position.
-_BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
+_ROW_TENSOR_PREFIXES = ("allowance.", "guard.", "pseudo_labels.")
 
 
 class PartyEnd(Written):
@@ -119,7 +119,7 @@ def load_joint_network(
             "predicts together (tvfl, split_nn, split_nn_sum or joint_teacher_sum)"
         )
     try:
-        content = load_bytes(folder.joint_networks, maximum=_MAX_BYTES)
+        content = load_bytes(folder.joint_networks, maximum=_MAX_NETWORKS_BYTES)
         # The safetensors format: the header's length in 8 bytes, then the header as JSON.
         header_size = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + header_size])
@@ -170,9 +170,9 @@ class PartyCheckpointStore:
         self._folder = folder
         identity = folder.load_identity()
         # Values that a checkpoint must have to belong to this run; None: the party saves none.
-        self._expected: dict[str, Any] | None = None
+        self._expected_fields: dict[str, Any] | None = None
         if data:
-            self._expected = {
+            self._expected_fields = {
                 "party": name,
                 "identity": identity.public,
                 "config": config_digest(config),
@@ -227,15 +227,15 @@ class PartyCheckpointStore:
         self.before_save(state.step)
         if self.audit:
             self.audit.sync()
-        if self._expected:
+        if self._expected_fields:
             content = {
                 CHECKPOINT.key: CHECKPOINT.number,
-                "party": self._expected["party"],
-                "identity": self._expected["identity"],
+                "party": self._expected_fields["party"],
+                "identity": self._expected_fields["identity"],
                 "run": state.run,
-                "config": self._expected["config"],
-                "keys": self._expected["keys"],
-                "table": self._expected["table"],
+                "config": self._expected_fields["config"],
+                "keys": self._expected_fields["keys"],
+                "table": self._expected_fields["table"],
                 "noise_key": self.secrets.noise_key,
                 "seed": self.secrets.seed,
                 "step": state.step,
@@ -269,7 +269,7 @@ class PartyCheckpointStore:
         if self._data:
             save_joint_network(self._folder, self._name, self._data, role)
             save_column_scores(self._folder, self._name, self._data, role)
-        end = PartyEnd(
+        party_end = PartyEnd(
             party=self._name,
             contract=contract.digest.hex(),
             model_sha256=_hash_model(role.tensors()),
@@ -277,7 +277,7 @@ class PartyCheckpointStore:
             contributions=contributions,
             coefficients=self._list_coefficients(role),
         )
-        self._folder.write_json(self._folder.party_end, end.model_dump(mode="python"))
+        self._folder.write_json(self._folder.party_end, party_end.model_dump(mode="python"))
         self._folder.checkpoints.clear()
         delete_unfinished_alignment(self._folder.path)
 
@@ -294,7 +294,7 @@ class PartyCheckpointStore:
         """
         files = self._folder.checkpoints
         steps = [step for step in files.list_steps() if last_step is None or step <= last_step]
-        if self._expected is None or not steps:
+        if self._expected_fields is None or not steps:
             return None
         path = files.get_path(steps[-1])
         with working_on("resuming", f"step {steps[-1]}"):
@@ -305,15 +305,17 @@ class PartyCheckpointStore:
 
         Raises CheckpointError: malformed, or not of this party's run.
         """
-        assert self._expected is not None
+        assert self._expected_fields is not None
         try:
             content = _check_format(path)
             content["rows"] = load(content["rows"])["rows"]
             content["tensors"] = load(content["tensors"])
-            content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
-            for name in ("noise_key", "seed", "step", "run", "notes"):
-                content[name]  # raises a KeyError if the field is missing
-            _check_content(path, content, self._expected)
+            content["ledgers"] = {
+                field_name: load(state) for field_name, state in content["ledgers"].items()
+            }
+            for field_name in ("noise_key", "seed", "step", "run", "notes"):
+                content[field_name]  # raises a KeyError if the field is missing
+            _check_content(path, content, self._expected_fields)
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
         return content
@@ -397,13 +399,15 @@ def table_digest(data: OwnData) -> str:
 
 
 @cache
-def keys_digest(*kinds: type[Settings]) -> str:
+def keys_digest(*settings_classes: type[Settings]) -> str:
     """Return the SHA-256 (hex) of the keys that these classes of settings have.
 
     It differs between versions of this library with different keys. Their digests of settings
     cannot be compared, so a checkpoint of such a version gets an error of its own.
     """
-    return hashlib.sha256(msgpack.packb([[*list_keys(kind)] for kind in kinds])).hexdigest()
+    return hashlib.sha256(
+        msgpack.packb([[*list_keys(settings_class)] for settings_class in settings_classes])
+    ).hexdigest()
 
 
 def config_digest(config: Config) -> str:
@@ -428,5 +432,9 @@ def _hash_model(tensors: Mapping[str, Tensor]) -> str:
 
     `tensors`: state of the party's role, by name.
     """
-    model = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BY_POSITION)}
-    return hashlib.sha256(save_tensors(model)).hexdigest()
+    model_tensors = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(_ROW_TENSOR_PREFIXES)
+    }
+    return hashlib.sha256(save_tensors(model_tensors)).hexdigest()

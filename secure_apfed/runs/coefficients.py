@@ -42,19 +42,19 @@ def list_party_coefficients(
         return None
     weights_DF = encoder.coefficients.detach().double().cpu()
     head = networks.get("head")
-    scores = _name_scores(data.classes, len(weights_DF))
-    scale = 1.0 if data.targets is None else data.targets.scale
+    score_names = _name_scores(data.classes, len(weights_DF))
+    label_scale = 1.0 if data.targets is None else data.targets.scale
     link = TASKS[config.task].link
-    is_scaled = link == _LABEL
-    if is_scaled and data.targets is None:
+    is_label_scaled = link == _LABEL
+    if is_label_scaled and data.targets is None:
         link = _LABEL_IN_DEVIATIONS
     return PartyCoefficients(
         party=data.table.name,
         link=link,
         coefficients=_list_columns(
-            weights_DF * (scale if is_scaled else 1.0), data.table.encoding, scores
+            weights_DF * (label_scale if is_label_scaled else 1.0), data.table.encoding, score_names
         ),
-        intercepts=_list_intercepts(config, data, head, scores),
+        intercepts=_list_intercepts(config, data, head, score_names),
     )
 
 
@@ -76,42 +76,42 @@ def list_all_coefficients(
         all_data: the tables of all parties; None: passives ran in processes of their own.
         encoders: passive's name -> its network; empty if passives ran in processes of their own.
     """
-    active_table = list_party_coefficients(config, data, networks)
-    if active_table is None:
+    active_coefficients = list_party_coefficients(config, data, networks)
+    if active_coefficients is None:
         return ()
     if all_data is None:
-        return (active_table,)
-    tables = [active_table]
+        return (active_coefficients,)
+    coefficients = [active_coefficients]
     for table in all_data.passives:
         passive_data = OwnData(table=table, classes=data.classes, targets=data.targets)
         passive_networks = {"encoder": encoders[table.name]} if table.name in encoders else {}
-        passive_table = list_party_coefficients(config, passive_data, passive_networks)
-        if passive_table is not None:
-            tables.append(passive_table)
-    return tuple(tables)
+        passive_coefficients = list_party_coefficients(config, passive_data, passive_networks)
+        if passive_coefficients is not None:
+            coefficients.append(passive_coefficients)
+    return tuple(coefficients)
 
 
-def _name_scores(classes: Sequence[str], scores: int) -> tuple[str, ...]:
+def _name_scores(classes: Sequence[str], score_count: int) -> tuple[str, ...]:
     """Return a name for each score: the class that it is for, or its number from 0.
 
     A single score belongs to the second of two classes. It is called "" if labels are numbers to
     predict.
 
-    `classes`: names of the classes; empty: unknown, or labels are numbers. `scores`: number of
+    `classes`: names of the classes; empty: unknown, or labels are numbers. `score_count`: number of
     scores.
     """
-    if scores == 1:
+    if score_count == 1:
         return (classes[1],) if len(classes) == 2 else ("",)
-    return tuple(classes) if len(classes) == scores else tuple(map(str, range(scores)))
+    return tuple(classes) if len(classes) == score_count else tuple(map(str, range(score_count)))
 
 
 def _list_columns(
-    weights_DF: Tensor, encoding: FeatureEncoding, scores: Sequence[str]
+    weights_DF: Tensor, encoding: FeatureEncoding, score_names: Sequence[str]
 ) -> tuple[Coefficient, ...]:
     """Return the coefficient of each feature for each score.
 
     `weights_DF`: change of each of D scores if one of F features rises by one standard deviation.
-    `scores`: names of the scores.
+    `score_names`: names of the scores.
     """
     units_F = _list_units(encoding, weights_DF.shape[1])
     return tuple(
@@ -122,17 +122,18 @@ def _list_columns(
             per_unit=None if unit is None else float(weights_DF[row, feature]) / unit,
         )
         for feature, unit in enumerate(units_F)
-        for row, score in enumerate(scores)
+        for row, score in enumerate(score_names)
     )
 
 
-def _list_units(encoding: FeatureEncoding, features: int) -> list[float | None]:
+def _list_units(encoding: FeatureEncoding, feature_count: int) -> list[float | None]:
     """Return the standard deviation that each feature was divided by; None: it is constant.
 
-    A feature that is not standardised, such as a category's, has 1. `features`: number of features.
+    A feature that is not standardised, such as a category's, has 1. `feature_count`: number of
+    features.
     """
     if not isinstance(encoding, ColumnEncoding):
-        return [1.0] * features
+        return [1.0] * feature_count
     units: list[float | None] = []
     for column in encoding.columns:
         if isinstance(column, NumericColumn):
@@ -143,13 +144,13 @@ def _list_units(encoding: FeatureEncoding, features: int) -> list[float | None]:
 
 
 def _list_intercepts(
-    config: RunSettings, data: OwnData, head: nn.Module | None, scores: Sequence[str]
+    config: RunSettings, data: OwnData, head: nn.Module | None, score_names: Sequence[str]
 ) -> dict[str, float]:
     """Return the intercept of each score: its value if every numeric column is at its mean.
 
     The result is empty without an intercept, as at a passive.
 
-    `head`: the active's head; None: the party has no head. `scores`: names of the scores.
+    `head`: the active's head; None: the party has no head. `score_names`: names of the scores.
     """
     if not isinstance(head, Intercept):
         return {}
@@ -158,4 +159,4 @@ def _list_intercepts(
         bias_D = TASKS[config.task].from_targets(data.targets).decode_outputs(bias_D[:, None])
         if TASKS[config.task].link != _LABEL:
             bias_D = torch.log(bias_D)
-    return dict(zip(scores, bias_D.tolist(), strict=True))
+    return dict(zip(score_names, bias_D.tolist(), strict=True))

@@ -43,11 +43,14 @@ def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role
     if scores_F is None:
         return
     if isinstance(encoding, ColumnEncoding):
-        places = zip(encoding.columns, encoding.places, strict=True)
-        scores = {column.name: float(scores_F[place].norm()) for column, place in places}
+        positioned_columns = zip(encoding.columns, encoding.places, strict=True)
+        scores = {
+            column.name: float(scores_F[position].norm()) for column, position in positioned_columns
+        }
     else:
         scores = {
-            encoding.feature_name(place): score for place, score in enumerate(scores_F.tolist())
+            encoding.feature_name(position): score
+            for position, score in enumerate(scores_F.tolist())
         }
     content = to_json(_PartyScores(party=name, scores=scores).model_dump(), indent=2) + "\n"
     write_atomically(folder.column_scores, content.encode(), private=True)
@@ -62,9 +65,9 @@ def load_column_scores(path: Path) -> Scores:
     """
     folders = [PartyFolder(folder) for folder in (path, *sorted((path / "parties").glob("*")))]
     stored = [
-        load_json(scored.column_scores, _PartyScores)
-        for scored in folders
-        if scored.column_scores.is_file()
+        load_json(party_folder.column_scores, _PartyScores)
+        for party_folder in folders
+        if party_folder.column_scores.is_file()
     ]
     if not stored:
         raise ModelError(
@@ -73,29 +76,31 @@ def load_column_scores(path: Path) -> Scores:
             "once a run has ended"
         )
     ranked = {
-        scored.party: sorted(scored.scores.items(), key=lambda item: -item[1]) for scored in stored
+        party_folder.party: sorted(party_folder.scores.items(), key=lambda item: -item[1])
+        for party_folder in stored
     }
     return {party: dict(scores) for party, scores in ranked.items()}
 
 
-def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
+def pick_columns(scores: Scores, kept_columns: float) -> dict[str, list[str]]:
     """Return the columns with the highest scores, by party.
 
-    `scores`: scores by party and column, the highest first. `keep`: number of columns that each
-    party keeps; below 1 it is the share of its columns, and at least one column is kept.
+    `scores`: scores by party and column, the highest first. `kept_columns`: number of columns that
+    each party keeps; below 1 it is the share of its columns, and at least one column is kept.
 
-    Raises ConfigError: `keep` is neither a number nor a share.
+    Raises ConfigError: `kept_columns` is neither a number nor a share.
     """
-    is_share = 0 < keep < 1
-    if not is_share and not (keep >= 1 and keep % 1 == 0):
+    is_share = 0 < kept_columns < 1
+    if not is_share and not (kept_columns >= 1 and kept_columns % 1 == 0):
         raise ConfigError(
-            f"--keep {keep:g}: expected a number of columns, or below 1 a share of each party's"
+            f"--keep {kept_columns:g}: expected a number of columns, or below 1 a share of each "
+            "party's"
         )
-    picked = {}
+    columns_by_party = {}
     for party, column_scores in scores.items():
-        count = max(1, round(keep * len(column_scores))) if is_share else int(keep)
-        picked[party] = list(column_scores)[:count]
-    return picked
+        count = max(1, round(kept_columns * len(column_scores))) if is_share else int(kept_columns)
+        columns_by_party[party] = list(column_scores)[:count]
+    return columns_by_party
 
 
 def restrict_columns(
@@ -113,17 +118,17 @@ def restrict_columns(
     Raises ConfigError: the columns cannot be restricted automatically; the error names the settings
         to write by hand.
     """
-    content = config.model_dump(mode="json")
+    settings = config.model_dump(mode="json")
     if config.data.dataset != TABLES:
         if missing := [name for name in party_names(config.data) if name not in columns_by_party]:
             raise ConfigError(
                 f"data.columns names the columns of every party, and there are no scores of "
                 f"{', '.join(missing)} here; name the folder of the whole run"
             )
-        content["data"] |= {"columns": columns_by_party, "views": None, "active_view": 1}
+        settings["data"] |= {"columns": columns_by_party, "views": None, "active_view": 1}
     else:
         for name, columns in columns_by_party.items():
-            table = content["data"]["parties"][name]
+            table = settings["data"]["parties"][name]
             if table["encoding"] or config.data.view_columns:
                 key = f"parties.{name}.encoding" if table["encoding"] else "view_columns"
                 raise ConfigError(
@@ -131,9 +136,11 @@ def restrict_columns(
                 )
             if table["numeric"] is None and table["categorical"] is None:
                 table["ignore"] += [column for column in scores[name] if column not in columns]
-            for kind in ("numeric", "categorical"):
-                if table[kind]:
-                    table[kind] = [column for column in table[kind] if column in columns]
-    restricted = Config.model_validate(content)
+            for column_type in ("numeric", "categorical"):
+                if table[column_type]:
+                    table[column_type] = [
+                        column for column in table[column_type] if column in columns
+                    ]
+    restricted = Config.model_validate(settings)
     check_data(restricted.data)
     return restricted

@@ -52,7 +52,7 @@ _FEATURES = "encoding/features"  # no column of a table may have such a name
 _LABEL = "output_label"
 _PROBABILITIES = "output_probability"
 _PREDICTION = "output_prediction"
-_INSIDE = ("encoding/", "network/")  # beginnings of names inside the graph
+_INNER_NAME_PREFIXES = ("encoding/", "network/")  # beginnings of names inside the graph
 
 
 def write_onnx(model: ActiveModel, path: Path) -> None:
@@ -79,19 +79,19 @@ def write_onnx(model: ActiveModel, path: Path) -> None:
     network = _export_network(model)
     encoding = _build_encoding(onnx.helper, model.encoding)
     encoding.ir_version = network.ir_version
-    joined = onnx.compose.merge_models(
+    joined_model = onnx.compose.merge_models(
         encoding,
         network,
         io_map=[(_FEATURES, _FEATURES)],
         prefix2="network/",
     )
-    _name_outputs(onnx.helper, joined, model)
+    _name_outputs(onnx.helper, joined_model, model)
     properties = {"task": model.task.name}
     if model.classes:
         properties = {"classes": "\n".join(model.classes), **properties}
-    onnx.helper.set_model_props(joined, properties)
-    onnx.checker.check_model(joined, full_check=True)
-    write_atomically(path, joined.SerializeToString())
+    onnx.helper.set_model_props(joined_model, properties)
+    onnx.checker.check_model(joined_model, full_check=True)
+    write_atomically(path, joined_model.SerializeToString())
 
 
 def _check_names(model: ActiveModel) -> None:
@@ -99,14 +99,16 @@ def _check_names(model: ActiveModel) -> None:
     if not isinstance(model.encoding, ColumnEncoding):
         return
     for column in model.encoding.columns:
-        if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(_INSIDE):
+        if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(
+            _INNER_NAME_PREFIXES
+        ):
             raise ModelError(
                 f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
                 "rename it in the table, and train again"
             )
 
 
-class _Predicting(nn.Module):
+class _PredictingModule(nn.Module):
     """A module that computes the same as `ActiveModel.predict`, as torch's exporter needs it.
 
     It computes in the precision of the network's parameters.
@@ -134,7 +136,7 @@ def _export_network(model: ActiveModel) -> Any:
     rows = torch.export.Dim("rows")
     with _silence_exporter():
         program = torch.onnx.export(
-            _Predicting(model),
+            _PredictingModule(model),
             (torch.zeros(2, *model.encoding.shape),),  # an example input of two rows
             dynamo=True,
             opset_version=_OPSET,
@@ -176,10 +178,10 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
             graph.add_column(index, column, encoding)
             for index, column in enumerate(encoding.columns)
         ]
-        joined = graph.add_node("Concat", column_features, "encoding/joined", axis=1)
-        graph.add_refusals(joined, _FEATURES)
+        joined_features = graph.add_node("Concat", column_features, "encoding/joined", axis=1)
+        graph.add_input_checks(joined_features, _FEATURES)
     else:
-        graph.add_strip(encoding)
+        graph.add_image_input(encoding)
     output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
     graph_proto = helper.make_graph(
         graph.nodes, "encoding", graph.inputs, [output], graph.constants
@@ -189,18 +191,24 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
     return helper.make_model(graph_proto, opset_imports=opsets)
 
 
-def _make_character_class(holds: Callable[[str], object]) -> str:
-    """Return a regular expression (RE2) for one character for which `holds` is true.
+def _make_character_class(belongs: Callable[[str], object]) -> str:
+    """Return a regular expression (RE2) for one character for which `belongs` is true.
 
     It is a class of ranges of Unicode characters. Surrogates (U+D800 to U+DFFF) are no characters
     and are left out.
     """
     codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
-    matching = [code for code in codes if holds(chr(code))]
+    matching = [code for code in codes if belongs(chr(code))]
     # Group consecutive codes: there code minus index is constant.
     groups = itertools.groupby(enumerate(matching), lambda pair: pair[1] - pair[0])
-    runs = [[code for _, code in group] for _, group in groups]
-    return "[" + "".join(f"\\x{{{run[0]:x}}}-\\x{{{run[-1]:x}}}" for run in runs) + "]"
+    code_ranges = [[code for _, code in group] for _, group in groups]
+    return (
+        "["
+        + "".join(
+            f"\\x{{{code_range[0]:x}}}-\\x{{{code_range[-1]:x}}}" for code_range in code_ranges
+        )
+        + "]"
+    )
 
 
 @functools.cache
@@ -217,14 +225,18 @@ def _build_non_nfc_pattern() -> str:
     """
     decompositions = (unicodedata.decomposition(chr(code)) for code in range(sys.maxunicode + 1))
     # A decomposition that begins with "<" is a compatibility one, which NFC does not use.
-    canonical = (text.split() for text in decompositions if not text.startswith("<"))
+    canonical_decompositions = (text.split() for text in decompositions if not text.startswith("<"))
     # The second character of each pair, which NFC may compose with the first.
-    composing = {chr(int(codes[1], 16)) for codes in canonical if len(codes) == 2}
-    composing.update(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
+    composing_characters = {
+        chr(int(codes[1], 16)) for codes in canonical_decompositions if len(codes) == 2
+    }
+    composing_characters.update(
+        map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)))
+    )  # Hangul
 
     def may_change(character: str) -> bool:
         """Return whether NFC replaces a character, or may compose it with the one before."""
-        return character in composing or not unicodedata.is_normalized("NFC", character)
+        return character in composing_characters or not unicodedata.is_normalized("NFC", character)
 
     return f"(?s).*{_make_character_class(may_change)}.*"
 
@@ -243,7 +255,7 @@ class _Graph:
         self.inputs: list[Any] = []
         self.constants: list[Any] = []
         # Names of outputs (N, 1): each says whether a row has a refused cell in one column.
-        self._refused: list[str] = []
+        self._refused_row_masks: list[str] = []
 
     def add_node(
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
@@ -281,8 +293,8 @@ class _Graph:
         tensor_name = column.name
         mean = self.add_constant(f"{prefix}_mean", _DOUBLE, [column.mean])
         if encoding.missing == "mean":
-            empty = self.add_node("IsNaN", [tensor_name], f"{prefix}_empty")
-            tensor_name = self.add_node("Where", [empty, mean, tensor_name], f"{prefix}_filled")
+            is_empty = self.add_node("IsNaN", [tensor_name], f"{prefix}_empty")
+            tensor_name = self.add_node("Where", [is_empty, mean, tensor_name], f"{prefix}_filled")
         centred = self.add_node("Sub", [tensor_name, mean], f"{prefix}_centred")
         if column.constant:
             # Times zero, finite values become 0, and others NaN, as for other columns.
@@ -293,7 +305,7 @@ class _Graph:
             scaled = self.add_node("Div", [centred, scale], f"{prefix}_scaled")
         return self.add_node("Cast", [scaled], prefix, to=_FLOAT)
 
-    def add_refusals(self, features: str, output: str) -> str:
+    def add_input_checks(self, features: str, output: str) -> str:
         """Add nodes that replace features by NaN in refused rows and where they are infinite.
 
         Return the name of the result, which is `output`.
@@ -301,10 +313,10 @@ class _Graph:
         `features`: name of the encoded features.
         """
         nan = self.add_constant("encoding/none", _FLOAT, [math.nan])
-        refused = self.add_node("IsInf", [features], "encoding/infinite")
-        for index, column in enumerate(self._refused):
-            refused = self.add_node("Or", [refused, column], f"encoding/refused_{index}")
-        return self.add_node("Where", [refused, nan, features], output)
+        is_refused = self.add_node("IsInf", [features], "encoding/infinite")
+        for index, column_mask in enumerate(self._refused_row_masks):
+            is_refused = self.add_node("Or", [is_refused, column_mask], f"encoding/refused_{index}")
+        return self.add_node("Where", [is_refused, nan, features], output)
 
     def _add_category(
         self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
@@ -318,10 +330,10 @@ class _Graph:
         """
         blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
-        empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
+        is_empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
         if encoding.missing != "mean":
-            self._refused.append(empty)
-        hot = self.add_node(
+            self._refused_row_masks.append(is_empty)
+        one_hot = self.add_node(
             "OneHotEncoder",
             [self._replace_spellings(prefix, column)],
             f"{prefix}_hot",
@@ -329,22 +341,24 @@ class _Graph:
             cats_strings=[text.encode() for text in column.categories],
             zeros=1,
         )
-        hot_known = self.add_node("Flatten", [hot], f"{prefix}_known", axis=1)
+        known_one_hot = self.add_node("Flatten", [one_hot], f"{prefix}_known", axis=1)
         # Unknown cells are neither a category nor empty.
         axis = self.add_constant(f"{prefix}_axis", _INT64, [1])
-        any_known = self.add_node("ReduceMax", [hot_known, axis], f"{prefix}_found")
-        is_category = self.add_node("Cast", [any_known], f"{prefix}_taken", to=_BOOL)
-        is_known = self.add_node("Or", [empty, is_category], f"{prefix}_left_out")
+        is_one_hot = self.add_node("ReduceMax", [known_one_hot, axis], f"{prefix}_found")
+        is_category = self.add_node("Cast", [is_one_hot], f"{prefix}_taken", to=_BOOL)
+        is_known = self.add_node("Or", [is_empty, is_category], f"{prefix}_left_out")
         is_unknown = self.add_node("Not", [is_known], f"{prefix}_other")
         # Texts that the encoding may convert: with outer blanks, not in NFC, or spelt otherwise.
         pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELT}"
         may_change = self._add_match(column, pattern, f"{prefix}_odd")
-        self._refused.append(self.add_node("And", [may_change, is_unknown], f"{prefix}_refused"))
+        self._refused_row_masks.append(
+            self.add_node("And", [may_change, is_unknown], f"{prefix}_refused")
+        )
         if column.constant:
             # The feature is 1 for any cell: each cell equals itself.
             ones = self.add_node("Equal", [column.name, column.name], f"{prefix}_same")
             return self.add_node("Cast", [ones], prefix, to=_FLOAT)
-        return hot_known
+        return known_one_hot
 
     def _add_match(self, column: CategoricalColumn, pattern: str, output: str) -> str:
         """Add a node that says whether each cell matches a pattern as a whole; return `output`.
@@ -373,27 +387,29 @@ class _Graph:
             default_string=b"",
         )
 
-    def add_strip(self, encoding: ImageEncoding) -> None:
+    def add_image_input(self, encoding: ImageEncoding) -> None:
         """Add the input of whole images, and the nodes that cut this party's strip and scale it."""
         image_shape = ["rows", encoding.channels, encoding.height, encoding.width]
         self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, image_shape))
-        first = self.add_constant("encoding/first_row", _INT64, [encoding.first_row])
-        end = self.add_constant("encoding/end_row", _INT64, [encoding.end_row])
-        axis = self.add_constant("encoding/axis", _INT64, [2])
-        cut = self.add_node("Slice", ["images", first, end, axis], "encoding/strip")
-        maximum = self.add_constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
-        self.add_node("Div", [cut, maximum], _FEATURES)
+        first_row = self.add_constant("encoding/first_row", _INT64, [encoding.first_row])
+        end_row = self.add_constant("encoding/end_row", _INT64, [encoding.end_row])
+        row_axis = self.add_constant("encoding/axis", _INT64, [2])
+        column_block = self.add_node(
+            "Slice", ["images", first_row, end_row, row_axis], "encoding/strip"
+        )
+        max_pixel_value = self.add_constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
+        self.add_node("Div", [column_block, max_pixel_value], _FEATURES)
 
 
-def _name_outputs(helper: Any, joined: Any, model: ActiveModel) -> None:
+def _name_outputs(helper: Any, joined_model: Any, model: ActiveModel) -> None:
     """Replace the outputs of the joined model by outputs with this module's names.
 
     If the task has classes, also add nodes that decide each row's class.
 
-    `helper`: the module `onnx.helper`. `joined`: the ONNX model, which is changed in place.
+    `helper`: the module `onnx.helper`. `joined_model`: the ONNX model, which is changed in place.
     `model`: the model that it computes.
     """
-    graph = joined.graph
+    graph = joined_model.graph
     predictions = graph.output[0].name
     if model.task.tells != Classification.tells:
         number = f"output_{model.task.tells}"

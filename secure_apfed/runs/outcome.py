@@ -260,7 +260,7 @@ class Stated(Written):
     step: int | None = None
 
 
-_MAX_SHOWN = 8  # coefficients in one line
+_MAX_LISTED_COEFFICIENTS = 8  # coefficients in one line
 
 
 class Coefficient(Written):
@@ -297,19 +297,19 @@ class PartyCoefficients(Written):
         """Return one line with the intercepts and the largest coefficients for one deviation."""
         entries = [("intercept", name, value) for name, value in self.intercepts.items()]
         ordered = sorted(self.coefficients, key=lambda coefficient: -abs(coefficient.per_deviation))
-        shown = ordered[:_MAX_SHOWN]
+        largest = ordered[:_MAX_LISTED_COEFFICIENTS]
         entries += [
             (coefficient.column, coefficient.score, coefficient.per_deviation)
-            for coefficient in shown
+            for coefficient in largest
         ]
         has_several_scores = len({coefficient.score for coefficient in self.coefficients}) > 1
         texts = [
             f"{column} {f'of {score} ' if has_several_scores else ''}{value:+.3g}"
             for column, score, value in entries
         ]
-        omitted = len(ordered) - len(shown)
-        more = f", and {omitted} smaller ones in the report" if omitted else ""
-        return f"{self.link}: {', '.join(texts)}{more}"
+        omitted = len(ordered) - len(largest)
+        omission = f", and {omitted} smaller ones in the report" if omitted else ""
+        return f"{self.link}: {', '.join(texts)}{omission}"
 
 
 class Outcome(Written):
@@ -400,8 +400,10 @@ class Outcome(Written):
 
 def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
     """Return the privacy guarantees of a finished run, by its settings and privacy costs."""
-    accounts = {name: account.model_dump() for name, account in outcome.contributions.items()}
-    return promises_of(config, outcome.privacy, contributions=accounts)
+    cost_by_passive = {
+        name: contributions.model_dump() for name, contributions in outcome.contributions.items()
+    }
+    return promises_of(config, outcome.privacy, contributions=cost_by_passive)
 
 
 def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int | None:
@@ -434,20 +436,20 @@ def describe_unpredicted_classes(
         return None
     names = tuple(never_predicted)
     classes = f"class {names[0]}" if len(names) == 1 else f"any of the classes {', '.join(names)}"
-    never = f"no test row is given {classes}"
+    statement = f"no test row is given {classes}"
     threshold = never_predicted[names[0]]
     if threshold is not None and _can_change_run(config, "threshold", "balanced_accuracy"):
         return (
-            f"{never}; with threshold: balanced_accuracy the positive class begins at "
+            f"{statement}; with threshold: balanced_accuracy the positive class begins at "
             f"{threshold:.3g}, chosen on labelled training rows"
         )
     if _can_change_run(config, "train.class_weights", "balanced"):
-        return f"{never}; train.class_weights: balanced may change that"
+        return f"{statement}; train.class_weights: balanced may change that"
     if threshold is None and len(names) == 1 and _can_change_run(config, "threshold", "0.1"):
-        return f"{never}; a threshold of your own, such as threshold: 0.1, may change that"
+        return f"{statement}; a threshold of your own, such as threshold: 0.1, may change that"
     return (
-        f"{never}; no setting of method {config.method.name} here would change that: rank rows by "
-        f"p({names[0]}) of its predictions, and choose how many of them are given it"
+        f"{statement}; no setting of method {config.method.name} here would change that: rank rows "
+        f"by p({names[0]}) of its predictions, and choose how many of them are given it"
     )
 
 
@@ -547,7 +549,7 @@ def load_recording(
     load_outcome(folder)  # a run of a newer version is refused before its settings are read
     config = folder.load_config()
     if not folder.transcript.exists():
-        raise no_recording(path)
+        raise make_no_recording_error(path)
     transcript = Transcript(config.effective_transcript)
     transcript.keep_in(path)
     try:
@@ -594,13 +596,17 @@ def _require_named_rows(path: Path, config: Config) -> None:
 
 
 def _load_encoders(
-    folder: RunFolder, config: Config, data: VerticalData, own: Mapping[str, ModuleSource]
+    folder: RunFolder,
+    config: Config,
+    data: VerticalData,
+    own_source_by_passive: Mapping[str, ModuleSource],
 ) -> Mapping[str, nn.Module]:
     """Return the passives' trained networks by name; empty if the run stored none.
 
     Only a simulation stores them: no real party has all of them.
 
-    `own`: passive -> the class, function or module of its network, if that is user-defined.
+    `own_source_by_passive`: passive -> the class, function or module of its network, if that is
+    user-defined.
 
     Raises CheckpointError: the stored tensors do not fit the networks.
     """
@@ -611,8 +617,8 @@ def _load_encoders(
         encoders = {}
         for table in data.passives:
             features = tuple(table.features.shape[1:])
-            if table.name in own:
-                encoder = make_module(own[table.name], features=features)
+            if table.name in own_source_by_passive:
+                encoder = make_module(own_source_by_passive[table.name], features=features)
             else:
                 encoder = _build_sent_network(config, table.name, features)
             encoder.load_state_dict(remove_prefix(table.name, tensors), assign=True)
@@ -642,7 +648,7 @@ def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Mod
         return METHODS[config.method.name].build_sent_network(config, passive, features)
 
 
-def no_recording(path: Path | None) -> CheckpointError:
+def make_no_recording_error(path: Path | None) -> CheckpointError:
     """Return the error for a run whose parties ran in processes of their own.
 
     `path`: the run's folder; None: it has none.
@@ -773,7 +779,7 @@ class RunResult:
         Raises CheckpointError: the parties ran in processes of their own, and nobody has it.
         """
         if self.recorded is None:
-            raise no_recording(self.folder)
+            raise make_no_recording_error(self.folder)
         return self.recorded
 
 

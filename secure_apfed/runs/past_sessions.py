@@ -20,16 +20,16 @@ from secure_apfed.exchange.links import UNNAMED_SESSION, count_overhead
 from secure_apfed.runs.audit_log import Agreed, Frame, Opened, iter_lines
 
 __all__ = [
-    "NONE_BEFORE",
+    "NO_EARLIER_SESSIONS",
     "PastSessions",
     "load_logged_sessions",
     "load_session_totals",
     "save_session_totals",
 ]
 
-_CONTROL_KINDS = (Kind.ABORT, Kind.ALIVE)
+_KINDS_WITHOUT_STEP = (Kind.ABORT, Kind.ALIVE)
 """Kinds of message that belong to no step and come at any time."""
-_BETWEEN_STEPS = (Kind.CHECKPOINT, Kind.SAVED)
+_KINDS_OF_NEXT_STEP = (Kind.CHECKPOINT, Kind.SAVED)
 """Kinds of message whose step is the next one."""
 
 
@@ -62,11 +62,11 @@ class PastSessions:
         return bytes_by_peer
 
 
-NONE_BEFORE = PastSessions()
+NO_EARLIER_SESSIONS = PastSessions()
 
 
 @dataclass
-class _Session:
+class _LoggedSession:
     """The steps and times of a session in an audit log, while the log is read.
 
     Attributes:
@@ -98,18 +98,18 @@ class _Session:
 
     def add_frame(self, frame: Frame) -> None:
         """Update the session's times and steps by a logged frame; control messages do not count."""
-        if frame.kind in _CONTROL_KINDS:
+        if frame.kind in _KINDS_WITHOUT_STEP:
             return
         self.last_at = frame.at
         if frame.step == BEFORE_TRAINING:
             self.training_start = frame.at
         else:
-            next_step = frame.step if frame.kind in _BETWEEN_STEPS else frame.step + 1
+            next_step = frame.step if frame.kind in _KINDS_OF_NEXT_STEP else frame.step + 1
             self.next_step = max(self.next_step, next_step)
 
 
 @dataclass
-class _Counts:
+class _RouteTotals:
     """The totals of the envelopes of one kind from one party to another, while a log is read.
 
     Attributes:
@@ -141,36 +141,38 @@ def load_logged_sessions(path: Path) -> PastSessions:
     Raises CheckpointError: the log was altered from some line on.
     """
     if not path.is_file():
-        return NONE_BEFORE
-    me = ""
-    agreed = 0
-    sessions: list[_Session] = []
-    counts_by_route: dict[tuple[str, str, Kind], _Counts] = {}
+        return NO_EARLIER_SESSIONS
+    own_name = ""
+    session_count = 0
+    sessions: list[_LoggedSession] = []
+    totals_by_route: dict[tuple[str, str, Kind], _RouteTotals] = {}
     for line in iter_lines(path):
         if isinstance(line, Opened):
-            me = line.party
-            sessions.append(_Session())
+            own_name = line.party
+            sessions.append(_LoggedSession())
         elif isinstance(line, Agreed):
-            agreed += 1
+            session_count += 1
             sessions[-1].name = line.session
             sessions[-1].first_step = line.resumes or 0
             sessions[-1].next_step = line.resumes or 0
         elif isinstance(line, Frame):
             sessions[-1].add_frame(line)
-            sender, receiver = (me, line.peer) if line.event == "sent" else (line.peer, me)
-            counts = counts_by_route.setdefault((sender, receiver, line.kind), _Counts())
+            sender, receiver = (
+                (own_name, line.peer) if line.event == "sent" else (line.peer, own_name)
+            )
+            totals = totals_by_route.setdefault((sender, receiver, line.kind), _RouteTotals())
             payload_bytes = _payload_size(line, sender, receiver, sessions[-1].name)
-            counts.add_frame(payload_bytes, line)
+            totals.add_frame(payload_bytes, line)
     flows = [
-        Flow(*route, counts.messages, counts.payload_bytes, counts.wire_bytes, *counts.steps)
-        for route, counts in counts_by_route.items()
+        Flow(*route, totals.messages, totals.payload_bytes, totals.wire_bytes, *totals.steps)
+        for route, totals in totals_by_route.items()
     ]
     return PastSessions(
-        sessions=agreed,
+        sessions=session_count,
         steps=sum(session.steps for session in sessions),
         seconds=sum(session.seconds for session in sessions),
-        sent=tuple(flow for flow in flows if flow.sender == me),
-        received=tuple(flow for flow in flows if flow.sender != me),
+        sent=tuple(flow for flow in flows if flow.sender == own_name),
+        received=tuple(flow for flow in flows if flow.sender != own_name),
     )
 
 
@@ -246,7 +248,7 @@ def load_session_totals(path: Path) -> PastSessions:
     Raises CheckpointError: the file is damaged.
     """
     if not path.is_file():
-        return NONE_BEFORE
+        return NO_EARLIER_SESSIONS
     try:
         stored = load_json(path, _SessionTotals)
     except CheckpointError as error:

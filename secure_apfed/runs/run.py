@@ -79,11 +79,13 @@ def _list_people(tables: VerticalData) -> _People:
     return (*(table.ids for table in tables.tables), tuple(tables.train_rows.tolist()))
 
 
-_PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", default=None)
+_SHARED_ALIGNMENTS: ContextVar[dict[str, PastAlignment] | None] = ContextVar(
+    "alignments", default=None
+)
 
 
 @contextmanager
-def share_alignments(past: dict[str, PastAlignment]) -> Iterator[None]:
+def share_alignments(alignments: dict[str, PastAlignment]) -> Iterator[None]:
     """Let runs in this block reuse each other's alignments.
 
     One alignment serves all runs on the same tables, as for organisations that train often. The
@@ -91,13 +93,13 @@ def share_alignments(past: dict[str, PastAlignment]) -> Iterator[None]:
     count its messages as theirs, so that each run states what it would cost by itself. No alignment
     leaves the process.
 
-    `past`: alignments by settings, which may be reused; new ones are added to it.
+    `alignments`: alignments by settings, which may be reused; new ones are added to it.
     """
-    token = _PAST.set(past)
+    token = _SHARED_ALIGNMENTS.set(alignments)
     try:
         yield
     finally:
-        _PAST.reset(token)
+        _SHARED_ALIGNMENTS.reset(token)
 
 
 def run_in_memory(
@@ -134,8 +136,8 @@ def run_in_memory(
     writer = None
     secrets = dict[str, PartySecrets]()
     shapes = [table.shape for table in data.tables]
-    batch = config.train.batch_size
-    with ExitStack() as stack, limit_threads_for(config.model, batch, shapes):
+    batch_size = config.train.batch_size
+    with ExitStack() as stack, limit_threads_for(config.model, batch_size, shapes):
         if folder is not None:
             writer = RunWriter(RunFolder(folder), config)
             stack.enter_context(writer.folder.open_for_run(config, resume=resume))
@@ -150,11 +152,11 @@ def run_in_memory(
         active_data = data.select_party(name)
         assert active_data is not None
         labels, state = load_training_labels(config, active_data, active)
-        start = SimulationInputs(
+        inputs = SimulationInputs(
             config=config, data=data.replace_own(labels.build_data()), secrets=secrets, code=code
         )
         # A resumed run keeps its own order of rows, so it shares no alignment.
-        session = _build_simulation(start, tables=passed_data, shares=not resume)
+        session = _build_simulation(inputs, tables=passed_data, can_share_alignment=not resume)
         if not resume:
             _require_room(config, session, folder)
         experimenter = _SimulationCallbacks(config, data, session, writer, on_progress)
@@ -194,7 +196,7 @@ def _save_on_failure(loop: TrainingLoop, writer: RunWriter | None) -> Iterator[N
 
 
 def _load_secrets(
-    stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
+    stack: ExitStack, run_folder: RunFolder, config: Config, data: VerticalData, *, resume: bool
 ) -> dict[str, PartySecrets]:
     """Return each party's secrets, from checkpoints in the party's folder or newly drawn.
 
@@ -202,7 +204,7 @@ def _load_secrets(
 
     Args:
         stack: unlocks the folders when it is closed.
-        run: folder of the run.
+        run_folder: folder of the run.
         config: settings of the run.
         data: the tables of all parties.
         resume: whether the run continues from its checkpoints.
@@ -211,7 +213,7 @@ def _load_secrets(
     secrets = {}
     roles = assign_roles(METHODS[config.method.name], config, data.active.name, passives)
     for name, role in roles.items():
-        folder = PartyFolder(own_subfolder(run.parties / name))
+        folder = PartyFolder(own_subfolder(run_folder.parties / name))
         stack.enter_context(folder.lock_for_run(resume=resume))
         store = PartyCheckpointStore(folder, name, config, data.select_party(name), role=role)
         # Answers do not leave this process, so none has to wait until the disk has counted it.
@@ -220,35 +222,45 @@ def _load_secrets(
 
 
 def _build_simulation(
-    start: SimulationInputs, *, tables: VerticalData | None, shares: bool
+    inputs: SimulationInputs, *, tables: VerticalData | None, can_share_alignment: bool
 ) -> Simulation:
     """Return a simulation of all parties, which are aligned by now.
 
     They align by their protocol, or reuse the alignment of an earlier run (`share_alignments`).
 
     Args:
-        start: settings, data and secrets of all parties.
+        inputs: settings, data and secrets of all parties.
         tables: tables that the caller passed; None: they were loaded as the settings say. An
             alignment is reused only for tables with the same IDs, row by row.
-        shares: whether alignments may be reused, and this one stored for later runs.
+        can_share_alignment: whether alignments may be reused, and this one stored for later runs.
     """
-    config = start.config
-    past = _PAST.get() if shares and start.config.method.needs_alignment else None
+    config = inputs.config
+    shared_alignments = (
+        _SHARED_ALIGNMENTS.get()
+        if can_share_alignment and inputs.config.method.needs_alignment
+        else None
+    )
     # If the run loads its tables itself, these settings determine tables and alignment.
-    key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
+    settings_key = (
+        f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
+    )
     people = None if tables is None else _list_people(tables)
-    earlier = past.get(key) if past is not None else None
-    if earlier is not None and earlier.people == people:
-        session = Simulation(METHODS[config.method.name], replace(start, alignment=earlier.rows))
-        session.transcript.add_flows(earlier.flows)
+    earlier_alignment = (
+        shared_alignments.get(settings_key) if shared_alignments is not None else None
+    )
+    if earlier_alignment is not None and earlier_alignment.people == people:
+        session = Simulation(
+            METHODS[config.method.name], replace(inputs, alignment=earlier_alignment.rows)
+        )
+        session.transcript.add_flows(earlier_alignment.flows)
         return session
-    session = Simulation(METHODS[config.method.name], start)
-    aligns = config.method.needs_alignment and bool(session.contract.passives)
+    session = Simulation(METHODS[config.method.name], inputs)
+    is_aligned_here = config.method.needs_alignment and bool(session.contract.passives)
     # A dealer also sends messages of other kinds, so its alignment's messages cannot be counted
     # for other runs.
-    if past is not None and aligns and not needs_dealer(config.alignment):
+    if shared_alignments is not None and is_aligned_here and not needs_dealer(config.alignment):
         flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
-        past[key] = PastAlignment(dict(session.alignment), flows, people)
+        shared_alignments[settings_key] = PastAlignment(dict(session.alignment), flows, people)
     return session
 
 
@@ -269,10 +281,12 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     stored_epochs = config.effective_transcript.count_epochs(min_epochs)
     if config.method.has_single_exchange:  # rows are sent once, whatever the number of epochs
         stored_epochs = min(stored_epochs, 1)
-    terms = session.contract.passives.values()
-    numbers = max((math.prod(party_terms.representation.shape) for party_terms in terms), default=0)
-    rows = len(session.learner.training_rows) * stored_epochs
-    megabytes = rows * numbers * 8 / 1e6
+    terms_by_passive = session.contract.passives.values()
+    numbers_per_row = max(
+        (math.prod(party_terms.representation.shape) for party_terms in terms_by_passive), default=0
+    )
+    sent_row_count = len(session.learner.training_rows) * stored_epochs
+    megabytes = sent_row_count * numbers_per_row * 8 / 1e6
     if megabytes > (free := count_free_megabytes(folder)):
         raise ConfigError(
             f"transcript.keep {config.effective_transcript.keep}: at least {megabytes:,.0f} MB of "
@@ -323,24 +337,24 @@ class _SimulationCallbacks(RunCallbacks):
             return
         folder = self.writer.folder
         store = session.party_session.party.secrets.checkpoints
-        files = folder.recordings
+        recordings = folder.recordings
         transcript = session.transcript
         transcript.keep_in(folder.path)
         assert isinstance(store, PartyCheckpointStore)
-        store.before_save = lambda step: files.write_step(
+        store.before_save = lambda step: recordings.write_step(
             step, msgpack.packb(transcript.state_dict(step))
         )
         if state:
-            if state.step not in files.list_steps():
+            if state.step not in recordings.list_steps():
                 raise CheckpointError(
                     f"resume with --transport local: {folder.path} holds no record of what all "
                     "parties sent, since each ran in a process of its own"
                 )
-            recorded = msgpack.unpackb(files.load_step(state.step), strict_map_key=False)
+            recording = msgpack.unpackb(recordings.load_step(state.step), strict_map_key=False)
             # Raises CheckpointError if this version cannot read the format.
-            RECORDING.parse_format_number(files.get_path(state.step), recorded)
+            RECORDING.parse_format_number(recordings.get_path(state.step), recording)
             self.past = load_session_totals(folder.interrupted_totals)
-            transcript.resume_record(recorded, self.past.sent)
+            transcript.resume_record(recording, self.past.sent)
 
     def build_recording(self) -> Recording:
         """Return the record of the run: settings, data, alignment, messages and networks."""

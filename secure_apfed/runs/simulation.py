@@ -67,7 +67,7 @@ def describe_obstacles(config: Config) -> str:
             train.patience is not None
         ),
     }
-    return next((reason for reason, applies in applies_by_reason.items() if applies), "")
+    return next((reason for reason, applies_here in applies_by_reason.items() if applies_here), "")
 
 
 @isolate_torch_modes()
@@ -92,8 +92,8 @@ def begin_simulation(config: Config, data: VerticalData) -> Simulation:
 
     Raises ConfigError: the run cannot be simulated.
     """
-    if reason := describe_obstacles(config):
-        raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
+    if obstacle := describe_obstacles(config):
+        raise ConfigError(f"this run cannot be simulated: {obstacle}; run it with its parties")
     active_data = data.select_party(data.active.name)
     assert active_data is not None
     labels = TrainingLabels(config, active_data, key=_NO_KEY)
@@ -101,10 +101,10 @@ def begin_simulation(config: Config, data: VerticalData) -> Simulation:
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        start = SimulationInputs(
+        inputs = SimulationInputs(
             config=config, data=data.replace_own(labels.build_data()), alignment=_align_tables(data)
         )
-        return Simulation(METHODS[config.method.name], start)
+        return Simulation(METHODS[config.method.name], inputs)
 
 
 def train_simulation(

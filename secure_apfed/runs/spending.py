@@ -27,7 +27,7 @@ LABEL_ASSUMPTIONS = (
     "and what is measured with them, nor attacks that were asked for, whose scores compare guesses "
     "with the true labels"
 )
-_SEEDED = (
+_SEED_CAVEAT = (
     "and label DP holds only against somebody who does not know the run's seed, since the "
     "answers are derived from it"
 )
@@ -48,8 +48,8 @@ class ReleaseMeter:
         self._config = config
         self._role = role
         self._ledgers: dict[str, PrivacyLedger] = {}
-        self._promise: Promise | None = None
-        self._charges_at_promise = -1  # number of charges when it was computed
+        self._guarantee: Promise | None = None
+        self._charges_at_guarantee = -1  # number of charges when it was computed
 
     def add_ledger(self, name: str, ledger: PrivacyLedger) -> None:
         """Include a ledger from now on, unless it counts private updates (DP-SGD).
@@ -59,7 +59,7 @@ class ReleaseMeter:
         """
         if not name.endswith(UPDATES):
             self._ledgers[name] = ledger
-            self._promise = None
+            self._guarantee = None
 
     @property
     def charges(self) -> int:
@@ -69,30 +69,30 @@ class ReleaseMeter:
     @property
     def promise(self) -> Promise:
         """The party's privacy guarantee at the cost so far, by its most expensive ledger."""
-        if self._promise is None or self._charges_at_promise != self.charges:
-            self._charges_at_promise = self.charges
-            self._promise = promise_of_party(
+        if self._guarantee is None or self._charges_at_guarantee != self.charges:
+            self._charges_at_guarantee = self.charges
+            self._guarantee = promise_of_party(
                 self._config,
                 self._role,
                 [ledger.summarise_cost() for ledger in self._ledgers.values()],
             )
-        return self._promise
+        return self._guarantee
 
 
-def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
+def spent_in(session: Session, label_mechanism: LabelMechanism, *, delta: float) -> PrivacySpent:
     """Return the privacy cost of the party that spent most.
 
     The costs of private training (DP-SGD) and of the label mechanism are included.
 
-    `labels`: the run's label mechanism. `delta`: delta of the cost if no ledger in this process
-    counts releases.
+    `label_mechanism`: the run's label mechanism. `delta`: delta of the cost if no ledger in this
+    process counts releases.
     """
     spent = find_worst_spent(_list_release_ledgers(session))
     if spent is None:
         spent = _compute_remote_cost(session, delta)
     if session.learner.training:
         spent = session.learner.training.add_training_cost(spent)
-    return spent if labels.unsafe else spent.include_labels(labels)
+    return spent if label_mechanism.unsafe else spent.include_labels(label_mechanism)
 
 
 def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
@@ -104,7 +104,7 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
 
     `delta`: delta of the cost.
     """
-    nothing = PrivacySpent.for_no_release(delta=delta)
+    no_cost = PrivacySpent.for_no_release(delta=delta)
     method = session.party_session.party.config.method
     method_facts = method.exchange_facts
     if "tables are decomposed" in method_facts:
@@ -118,16 +118,16 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
         }
         unreported = [name for name in session.contract.passives if name not in cost_by_passive]
         if not unreported:
-            worst = max(cost_by_passive, key=lambda name: cost_by_passive[name].epsilon)
-            return cost_by_passive[worst].to_privacy_cost(worst)
+            worst_passive = max(cost_by_passive, key=lambda name: cost_by_passive[name].epsilon)
+            return cost_by_passive[worst_passive].to_privacy_cost(worst_passive)
         reason = f"{' and '.join(unreported)} did not say yet what was charged there"
     elif method.epsilon_name != "epsilon_x":
         reason = (
             f"no representation is sent; what else leaves is counted by {method.epsilon_name} alone"
         )
     else:
-        return nothing
-    return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(reason,))
+        return no_cost
+    return replace(no_cost, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(reason,))
 
 
 def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
@@ -137,11 +137,11 @@ def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
 
     `spent`: the cost by this library's own accountant.
     """
-    worst = _pick_worst_ledger(_list_release_ledgers(session))
+    worst_ledger = _pick_worst_ledger(_list_release_ledgers(session))
     if not 0 < spent.epsilon_x < math.inf:
         return spent
-    if worst is not None:
-        return replace(spent, accountants=worst.cross_check())
+    if worst_ledger is not None:
+        return replace(spent, accountants=worst_ledger.cross_check())
     if not (spent.releases and 0 < spent.mu < math.inf):
         return spent
     # Passives in other processes report only their total: mu of T releases is sqrt(T) times the mu
@@ -154,8 +154,8 @@ def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
 
 def find_worst_spent(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
     """Return the cost of the ledger with the highest epsilon; None: there is no ledger."""
-    worst = _pick_worst_ledger(ledgers)
-    return worst.get_privacy_spent() if worst else None
+    worst_ledger = _pick_worst_ledger(ledgers)
+    return worst_ledger.get_privacy_spent() if worst_ledger else None
 
 
 def _pick_worst_ledger(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
@@ -173,53 +173,58 @@ def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
     return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
 
-def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
+def guarantee_text(config: Config, session: Session, label_mechanism: LabelMechanism) -> str:
     """Return all protections of the run in words: what each covers, and what is not protected.
 
-    `labels`: the run's label mechanism.
+    `label_mechanism`: the run's label mechanism.
     """
     # Whoever knows the seed of a run knows noise that follows from it.
-    seeded = config.guard.noise != "secret"
+    is_reproducible = config.guard.noise != "secret"
     learner = session.learner
-    others = describe_defences(config.defences, config.method)
+    other_guarantees = describe_defences(config.defences, config.method)
     passives_vote = "passives vote" in config.method.exchange_facts
     if session.contract.secure_sum.get("noise") and not passives_vote:
         sum_class = find_sum_class(config.secure_sum)
-        others.insert(0, contributions_statement(sum_class.leaks.single, seeded=seeded))
-    others += describe_black_boxes(find_black_boxes(session.contract.passives))
+        other_guarantees.insert(
+            0, contributions_statement(sum_class.leaks.single, seeded=is_reproducible)
+        )
+    other_guarantees += describe_black_boxes(find_black_boxes(session.contract.passives))
     return guarantee_of(
         learner.guarantee,
-        labels,
-        private_training=learner.training is not None,
-        seeded=seeded,
-        also=others,
+        label_mechanism,
+        is_training_private=learner.training is not None,
+        is_reproducible=is_reproducible,
+        other_guarantees=other_guarantees,
     )
 
 
 def guarantee_of(
-    released: str,
-    labels: LabelMechanism,
+    release_guarantee: str,
+    label_mechanism: LabelMechanism,
     *,
-    private_training: bool,
-    seeded: bool = False,
-    also: Sequence[str] = (),
+    is_training_private: bool,
+    is_reproducible: bool = False,
+    other_guarantees: Sequence[str] = (),
 ) -> str:
     """Return the guarantee of a run in words.
 
     Args:
-        released: the guarantee of noise on representations or of private training, or
+        release_guarantee: the guarantee of noise on representations or of private training, or
             `NOTHING_RELEASED`.
-        labels: the run's label mechanism.
-        private_training: whether training is private (DP-SGD), so that `released` covers labels.
-        seeded: whether noise and randomised labels follow from the run's seed. Then nothing is
-            guaranteed against somebody who knows the seed.
-        also: sentences on other protections.
+        label_mechanism: the run's label mechanism.
+        is_training_private: whether training is private (DP-SGD), so that `release_guarantee`
+            covers labels.
+        is_reproducible: whether noise and randomised labels follow from the run's seed. Then
+            nothing is guaranteed against somebody who knows the seed.
+        other_guarantees: sentences on other protections.
     """
-    sentences = [released]
-    if not math.isinf(labels.epsilon):
-        sentences += [labels.describe_guarantee(), LABEL_ASSUMPTIONS]
-        if seeded:
-            sentences.append(_SEEDED)
-    elif not private_training and released != NOTHING_RELEASED:
-        sentences.append(labels.describe_guarantee())  # it says that labels are not protected
-    return "; ".join([*sentences, *also])
+    sentences = [release_guarantee]
+    if not math.isinf(label_mechanism.epsilon):
+        sentences += [label_mechanism.describe_guarantee(), LABEL_ASSUMPTIONS]
+        if is_reproducible:
+            sentences.append(_SEED_CAVEAT)
+    elif not is_training_private and release_guarantee != NOTHING_RELEASED:
+        sentences.append(
+            label_mechanism.describe_guarantee()
+        )  # it says that labels are not protected
+    return "; ".join([*sentences, *other_guarantees])

@@ -33,8 +33,8 @@ from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Session
 from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
 
-_UNANSWERED = -1
-_SCORED_AT_ONCE = 1000  # rows of a forward pass
+_NOT_RANDOMISED = -1
+_ROWS_AT_ONCE = 1000  # rows of a forward pass
 
 
 class TrainingLabels:
@@ -60,34 +60,36 @@ class TrainingLabels:
         """Divide the labelled rows into stages by the seed; no label is randomised yet."""
         task = TASKS[config.task].from_targets(data.targets, loss=config.train.loss)
         assert data.table.labels is not None
-        known_N = data.table.labels != UNLABELLED
-        task.check_labels(data.table.labels[known_N], party=data.table.name)
+        is_labelled_N = data.table.labels != UNLABELLED
+        task.check_labels(data.table.labels[is_labelled_N], party=data.table.name)
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
         self._config = config
         self.data = data
         self._key = key
         self._log = log
-        stages = self.mechanism.stages
-        rows = len(data.labelled_rows)
-        if stages > 1 and stages > min(config.train.epochs, rows):
+        stage_count = self.mechanism.stages
+        row_count = len(data.labelled_rows)
+        if stage_count > 1 and stage_count > min(config.train.epochs, row_count):
             raise ConfigError(
-                f"labels.mechanism: {stages} stages need as many epochs and labelled rows, got "
-                f"{config.train.epochs} epochs and {rows} rows; use randomised_response"
+                f"labels.mechanism: {stage_count} stages need as many epochs and labelled rows, "
+                f"got {config.train.epochs} epochs and {row_count} rows; use randomised_response"
             )
         # Which row is in which stage depends only on the seed, and never on labels.
-        order = shuffle_rows(torch.arange(rows), config.seed, "label stages")
+        shuffled_positions = shuffle_rows(torch.arange(row_count), config.seed, "label stages")
         # For each stage, positions of its rows among the labelled rows.
-        self._rows_by_stage = order.tensor_split(stages)
+        self._rows_by_stage = shuffled_positions.tensor_split(stage_count)
         # The answer for each labelled row.
-        self._answers = torch.full((rows,), _UNANSWERED, dtype=data.table.labels.dtype)
-        self._stage = 0  # number of the next stage to answer
+        self._randomised_labels = torch.full(
+            (row_count,), _NOT_RANDOMISED, dtype=data.table.labels.dtype
+        )
+        self._next_stage = 0  # number of the next stage to answer
 
     def is_due(self, epoch: int) -> bool:
         """Return whether the next stage's labels are due after this number of epochs."""
         stages = self.mechanism.stages
         epochs = self._config.train.epochs
-        return self._stage < stages and epoch == first_epoch_of(
-            self._stage, stages=stages, epochs=epochs
+        return self._next_stage < stages and epoch == first_epoch_of(
+            self._next_stage, stages=stages, epochs=epochs
         )
 
     def answer_stage(self, networks: ActiveNetworks | None) -> None:
@@ -100,19 +102,19 @@ class TrainingLabels:
 
         Raises CheckpointError: the log has other answers for this stage.
         """
-        stage_rows = self._rows_by_stage[self._stage]
-        rows = self.data.labelled_rows[stage_rows]
+        positions = self._rows_by_stage[self._next_stage]
+        rows = self.data.labelled_rows[positions]
         prior_NK = None if networks is None else self._predict_prior(networks, rows)
-        key = derive_key(self._key, b"labels", self._stage.to_bytes(4, "big"))
+        key = derive_key(self._key, b"labels", self._next_stage.to_bytes(4, "big"))
         assert self.data.table.labels is not None
-        true_N = self.data.table.labels[rows]
-        answers = self.mechanism.randomise_labels(true_N, key=key, prior_NK=prior_NK)
+        true_labels_N = self.data.table.labels[rows]
+        randomised_N = self.mechanism.randomise_labels(true_labels_N, key=key, prior_NK=prior_NK)
         if self._log and not self.mechanism.unsafe:
-            self._write_ahead(self._log, answers)
-        self._answers[stage_rows] = answers
-        self._stage += 1
+            self._log_stage_digest(self._log, randomised_N)
+        self._randomised_labels[positions] = randomised_N
+        self._next_stage += 1
 
-    def _write_ahead(self, log: Path, answers: Tensor) -> None:
+    def _log_stage_digest(self, log: Path, randomised_N: Tensor) -> None:
         """Log the keyed digest of the next stage's randomised labels, before training uses them.
 
         If the stage is logged already, its digest must be the same: labels that are randomised
@@ -120,18 +122,19 @@ class TrainingLabels:
 
         Raises CheckpointError: the log has other answers for this stage.
         """
-        digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
+        digest = derive_key(self._key, b"label answers", randomised_N.numpy().tobytes()).hex()
         logged_digests = load_text(log).split() if log.exists() else []
-        if len(logged_digests) <= self._stage:
+        if len(logged_digests) <= self._next_stage:
             with os.fdopen(open_regular(log, create=True), "a", encoding="ascii") as file:
                 file.write(digest + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-        elif logged_digests[self._stage] != digest:
+        elif logged_digests[self._next_stage] != digest:
             raise CheckpointError(
-                f"{log} notes other answers for stage {self._stage + 1} of the labels: an older "
-                "checkpoint was put back where the model computes other bits, and answering twice "
-                "would spend epsilon_y twice; restore the newest checkpoint, or begin a new run"
+                f"{log} notes other answers for stage {self._next_stage + 1} of the labels: an "
+                "older checkpoint was put back where the model computes other bits, and answering "
+                "twice would spend epsilon_y twice; restore the newest checkpoint, or begin a new "
+                "run"
             )
 
     def _predict_prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
@@ -146,9 +149,9 @@ class TrainingLabels:
         with torch.no_grad(), compute.prepare_forward(self._config.seed, "label prior"):
             scores = [
                 networks.head(
-                    networks.encoder(compute.move_tensor(self.data.table.features[some_rows]))
+                    networks.encoder(compute.move_tensor(self.data.table.features[block_rows]))
                 )
-                for some_rows in rows.split(_SCORED_AT_ONCE)
+                for block_rows in rows.split(_ROWS_AT_ONCE)
             ]
         for module in modules:
             module.train()
@@ -165,19 +168,19 @@ class TrainingLabels:
             return data  # the mechanism `none`, and all training rows have a label
         assert table.labels is not None
         train_rows = data.train_rows
-        labelled = data.labelled_rows
-        is_answered = torch.zeros(len(labelled), dtype=torch.bool)
-        for stage_rows in self._rows_by_stage[: self._stage]:
-            is_answered[stage_rows] = True
+        labelled_rows = data.labelled_rows
+        is_randomised = torch.zeros(len(labelled_rows), dtype=torch.bool)
+        for positions in self._rows_by_stage[: self._next_stage]:
+            is_randomised[positions] = True
         labels = torch.full_like(table.labels, UNLABELLED)
         labels[data.test_rows] = table.labels[data.test_rows]
-        labels[labelled[is_answered]] = self._answers[is_answered]
-        is_unanswered_row = torch.isin(train_rows, labelled[~is_answered])
+        labels[labelled_rows[is_randomised]] = self._randomised_labels[is_randomised]
+        is_unrandomised = torch.isin(train_rows, labelled_rows[~is_randomised])
         return replace(
             data,
             table=replace(table, labels=labels),
-            train_rows=train_rows[~is_unanswered_row],
-            labelled=labelled[is_answered],
+            train_rows=train_rows[~is_unrandomised],
+            labelled=labelled_rows[is_randomised],
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -185,7 +188,7 @@ class TrainingLabels:
 
         The mechanism `none` has nothing to store: its answers are the true labels.
         """
-        return {} if self.mechanism.unsafe else {"answers": self._answers}
+        return {} if self.mechanism.unsafe else {"answers": self._randomised_labels}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the answers (randomised labels) that `tensors` returned, from a checkpoint.
@@ -199,25 +202,28 @@ class TrainingLabels:
             # The mechanism `none` returns the true labels, which no checkpoint stores.
             self.answer_stage(None)
             return
-        answers = tensors.get("answers", torch.empty(0))
-        has_right_form = answers.dtype == torch.int64 and answers.shape == self._answers.shape
-        is_answered = answers != _UNANSWERED
-        stages = 0  # number of stages that are answered
+        randomised_labels = tensors.get("answers", torch.empty(0))
+        has_right_form = (
+            randomised_labels.dtype == torch.int64
+            and randomised_labels.shape == self._randomised_labels.shape
+        )
+        is_randomised = randomised_labels != _NOT_RANDOMISED
+        stage_count = 0  # number of stages that are answered
         if has_right_form:
-            for stage_rows in self._rows_by_stage:
-                if not bool(is_answered[stage_rows].all()):
+            for positions in self._rows_by_stage:
+                if not bool(is_randomised[positions].all()):
                     break
-                stages += 1
-        rows_of_stages = sum(len(stage_rows) for stage_rows in self._rows_by_stage[:stages])
-        classes = answers[is_answered]
-        are_classes = bool(((classes >= 0) & (classes < len(self.data.classes))).all())
-        if not stages or int(is_answered.sum()) != rows_of_stages or not are_classes:
+                stage_count += 1
+        expected_count = sum(len(positions) for positions in self._rows_by_stage[:stage_count])
+        classes = randomised_labels[is_randomised]
+        are_valid_classes = bool(((classes >= 0) & (classes < len(self.data.classes))).all())
+        if not stage_count or int(is_randomised.sum()) != expected_count or not are_valid_classes:
             raise CheckpointError(
-                f"the checkpoint does not hold answers for {len(self._answers)} training "
+                f"the checkpoint does not hold answers for {len(self._randomised_labels)} training "
                 "labels; it was altered or is of another run"
             )
-        self._answers = answers.clone()
-        self._stage = stages
+        self._randomised_labels = randomised_labels.clone()
+        self._next_stage = stage_count
 
 
 def load_training_labels(
@@ -260,17 +266,17 @@ def restore_older_state(
         labels: the labels to train on; may be changed.
         session: the session, whose learner gets restored labels.
     """
-    resumes = session.contract.resumes
+    resume_point = session.contract.resumes
     store = session.party_session.party.secrets.checkpoints
-    if state is None or resumes is None or state.step == resumes.step:
+    if state is None or resume_point is None or state.step == resume_point.step:
         return state
     assert store is not None
-    older = store.load_latest(until=resumes.step)
-    assert older is not None  # it reported that it has this step
+    older_state = store.load_latest(until=resume_point.step)
+    assert older_state is not None  # it reported that it has this step
     if not labels.mechanism.unsafe:
-        labels.load_tensors(remove_prefix("labels", older.tensors))
+        labels.load_tensors(remove_prefix("labels", older_state.tensors))
         if labels.mechanism.stages > 1:
             data = labels.build_data()
             assert data.table.labels is not None
             session.learner.relabel(data.table.labels, data.train_rows)
-    return older
+    return older_state

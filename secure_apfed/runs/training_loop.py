@@ -59,7 +59,7 @@ from secure_apfed.runs.outcome import (
     RunResult,
     write_outcome,
 )
-from secure_apfed.runs.past_sessions import NONE_BEFORE
+from secure_apfed.runs.past_sessions import NO_EARLIER_SESSIONS
 from secure_apfed.runs.spending import add_cross_checks, guarantee_text, spent_in
 from secure_apfed.runs.training_labels import TrainingLabels, restore_older_state
 from secure_apfed.runs.weakened_settings import (
@@ -637,7 +637,7 @@ class RunCallbacks:
         self.writer = writer
         self.on_progress = on_progress
         self.earlier_sessions = (
-            NONE_BEFORE  # totals of the earlier sessions of this run, if it was resumed
+            NO_EARLIER_SESSIONS  # totals of the earlier sessions of this run, if it was resumed
         )
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:

@@ -107,20 +107,22 @@ def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
         _require_trainable(config, passive, [name for name in passives if name != passive])
 
 
-def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> None:
+def _require_trainable(config: Config, left_out: str, other_passives: Sequence[str]) -> None:
     """Raise ConfigError if the other passives could not train without the one that is left out.
 
-    `left_out`: name of the passive that is left out. `others`: names of the other passives.
+    `left_out`: name of the passive that is left out. `other_passives`: names of the other passives.
     """
     method = config.method
-    contributing = [name for name in others if config.settings_of(name).weight > 0]
+    contributing_passives = [name for name in other_passives if config.settings_of(name).weight > 0]
     has_sum = method.has_secure_sum or method.vote_protocol == "encrypted"
     # A sum of one contribution reveals it.
-    is_single = len(others) == 1 or len(contributing) == 1
-    if has_sum and is_single and not config.secure_sum.allow_single_passive:
-        single = contributing[0] if len(contributing) == 1 else others[0]
+    is_single_contribution = len(other_passives) == 1 or len(contributing_passives) == 1
+    if has_sum and is_single_contribution and not config.secure_sum.allow_single_passive:
+        only_contributor = (
+            contributing_passives[0] if len(contributing_passives) == 1 else other_passives[0]
+        )
         raise ConfigError(
-            f"who helped: without {left_out} the sum is {single}'s part alone, which "
+            f"who helped: without {left_out} the sum is {only_contributor}'s part alone, which "
             "secure_sum.allow_single_passive forbids to open; take one more passive, or, where "
             "this process plays all parties for a measurement, add --set "
             "secure_sum.allow_single_passive=true"
@@ -131,7 +133,7 @@ def _require_trainable(config: Config, left_out: str, others: Sequence[str]) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             # Only the errors are needed: a sum of too few parties is refused before any training.
-            make_sum(leave_out_settings(config, left_out), "who helped", "active", others)
+            make_sum(leave_out_settings(config, left_out), "who helped", "active", other_passives)
     except (ConfigError, LocalProtocolError) as error:
         raise ConfigError(f"who helped: without {left_out}: {error}") from error
 
@@ -147,14 +149,14 @@ def leave_out_settings(config: Config, passive: str) -> Config:
         other_tables = {name: table for name, table in tables.items() if name != passive}
     labels_at = tuple(name for name in config.data.labels_at if name != passive)
     data = config.data.model_copy(update={"parties": other_tables, "labels_at": labels_at})
-    settings = {
+    settings_by_passive = {
         name: party_settings for name, party_settings in config.passives.items() if name != passive
     }
     return config.model_copy(
         update={
             "name": f"{config.name}-without-{passive}",
             "data": data,
-            "passives": settings,
+            "passives": settings_by_passive,
             "attacks": (),
             "tradeoff": {},
             "transcript": TranscriptSettings(keep="none"),
@@ -282,16 +284,16 @@ def _merge_warnings(passive: str) -> Iterator[None]:
     This is the first of its kind, with the name of the passive that is left out and the number of
     further ones.
     """
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the run itself has warned of it
         yield
-    by_kind: dict[type[Warning], list[str]] = {}
-    for warning in caught:
-        by_kind.setdefault(warning.category, []).append(str(warning.message))
-    for kind, (first, *repeats) in by_kind.items():
+    messages_by_type: dict[type[Warning], list[str]] = {}
+    for warning in caught_warnings:
+        messages_by_type.setdefault(warning.category, []).append(str(warning.message))
+    for warning_type, (first, *repeats) in messages_by_type.items():
         suffix = f" (and {len(repeats)} more of this kind)" if repeats else ""
-        warnings.warn(f"without {passive}: {first}{suffix}", kind, stacklevel=2)
+        warnings.warn(f"without {passive}: {first}{suffix}", warning_type, stacklevel=2)
 
 
 def _replace_nan(value: float) -> float | None:

@@ -264,12 +264,12 @@ def test_nothing_is_sent_before_the_log_holds_what_was_counted_for_it(tmp_path: 
     log = open_log(tmp_path / "shop")
     folder = tmp_path / "shop"
     count_release(folder / "answers-shop.jsonl", 1)
-    log._note_counters(is_before_checkpoint=False)
+    log._log_counters(is_before_checkpoint=False)
     lines = [json.loads(line) for line in (folder / "audit.log").read_bytes().splitlines()]
     assert (lines[-1]["event"], lines[-1]["number"]) == ("counted", 1)
     (folder / "answers-shop.jsonl").unlink()
     with pytest.raises(CheckpointError, match="is gone, and this session counted in it"):
-        log._note_counters(is_before_checkpoint=False)
+        log._log_counters(is_before_checkpoint=False)
     with pytest.raises(CheckpointError, match="is gone"):
         log.close()
 

@@ -482,7 +482,7 @@ def compare_pairs(rows: int) -> str:
 def test_what_pairs_of_a_batch_take_was_counted() -> None:
     gave, peak = run_in_child(lambda: compare_pairs(2000))
     assert gave == "compared"
-    assert peak < planning.forecast._PAIR_BYTES * 2000**2
+    assert peak < planning.forecast._ROW_PAIR_BYTES * 2000**2
 
 
 def test_the_spread_of_a_large_batch_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,7 +501,9 @@ def test_a_rehearsal_holds_no_more_encrypted_labels_than_fit() -> None:
     config = load_config_text(RUN, overrides=["method={name: votes_encrypted}"])
     known = {"classes": 2, "passives": 2}
     few, many = (
-        planning.forecast._count_rehearsed_labels(config, labelled=labelled, **known)
+        planning.forecast._count_rehearsed_labels(
+            config, labelled_count=labelled, class_count=2, passive_count=2
+        )
         for labelled in (50, 4000)
     )
     each = config.method.count_label_bytes(config, labelled=4000, **known)

@@ -269,9 +269,9 @@ def test_a_prior_of_another_shape_is_refused(shaped: torch.Tensor) -> None:
 
 
 def test_what_is_said_of_labels_without_label_dp() -> None:
-    assert guarantee_of(RELEASED, NONE, private_training=False) == f"{RELEASED}; no label DP"
-    assert guarantee_of(NOTHING_RELEASED, NONE, private_training=False) == NOTHING_RELEASED
-    assert guarantee_of("private training", NONE, private_training=True) == "private training"
+    assert guarantee_of(RELEASED, NONE, is_training_private=False) == f"{RELEASED}; no label DP"
+    assert guarantee_of(NOTHING_RELEASED, NONE, is_training_private=False) == NOTHING_RELEASED
+    assert guarantee_of("private training", NONE, is_training_private=True) == "private training"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_what_is_said_of_labels_without_label_dp() -> None:
     [*product([RELEASED, NOTHING_RELEASED], (False, True), (False, True))],
 )
 def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seeded: bool) -> None:
-    told = guarantee_of(released, RESPONSE, private_training=private, seeded=seeded)
+    told = guarantee_of(released, RESPONSE, is_training_private=private, is_reproducible=seeded)
     assert told.startswith(f"{released}; label DP, epsilon_y 1, delta 0")
     assert LABEL_ASSUMPTIONS in told
     assert "no label DP" not in told
