@@ -211,7 +211,9 @@ def load_model(
     output_count = task.count_outputs(len(network_card.classes))
     try:
         _require_own_parts(network_card.model, encoder=encoder, head=head)
-        own_family = OwnFamily(UserFunctions(encoder=encoder, head=head)) if encoder or head else None
+        own_family = (
+            OwnFamily(UserFunctions(encoder=encoder, head=head)) if encoder or head else None
+        )
         network = _build_network(network_card, load(stored_tensors), output_count, own_family)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
