@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from apfed_protocols.installing import (
     INSTALL_CRYPTEN,
-    OURS,
+    OWN_DISTRIBUTIONS,
     install_checkout,
     install_extra,
     install_requirement,
@@ -133,9 +133,9 @@ def test_an_extra_is_installed_by_the_packages_that_it_stands_for(
     assert words[:4] == ["python", "-m", "pip", "install"]
     packages = {canonicalize_name(Requirement(word).name) for word in words[4:]}
     assert packages
-    assert not packages & set(OURS)
+    assert not packages & set(OWN_DISTRIBUTIONS)
     declared = PROJECTS[distribution]["optional-dependencies"][extra]
-    named = {canonicalize_name(Requirement(one).name) for one in declared} - set(OURS)
+    named = {canonicalize_name(Requirement(one).name) for one in declared} - set(OWN_DISTRIBUTIONS)
     assert named <= packages
 
 
@@ -181,7 +181,7 @@ def test_every_pin_has_hashes_and_is_the_one_of_the_lock() -> None:
     assert elsewhere <= {"appnope", "pywin32-ctypes"}
     # Torch, what fits one of its builds, and what a release of opacus asked for.
     assert {"torch"} <= locked.keys() - hashed.keys() <= {"torch", "torchvision", "tqdm"}
-    assert not set(OURS) & (hashed.keys() | locked.keys())
+    assert not set(OWN_DISTRIBUTIONS) & (hashed.keys() | locked.keys())
 
 
 def docker_commands() -> list[str]:
@@ -284,7 +284,7 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stand-ins of all that is installed here, without our two."""
     folder = tmp_path_factory.mktemp("wheelhouse")
     for distribution in metadata.distributions():
-        if canonicalize_name(distribution.metadata["Name"]) not in OURS:
+        if canonicalize_name(distribution.metadata["Name"]) not in OWN_DISTRIBUTIONS:
             stand_in(distribution, folder)
     return folder
 

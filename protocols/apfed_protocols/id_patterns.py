@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
-from apfed_protocols.ids import JOINT, IdNormalisation
+from apfed_protocols.ids import COLUMN_SEPARATOR, IdNormalisation
 
 __all__ = [
     "LEGEND",
@@ -55,7 +55,9 @@ def make_pattern(text: str) -> str:
     """Return the pattern of one ID: its punctuation, with each run of letters and digits replaced
     by marks (see `LEGEND`), as "A-9" of "DE-1234567".
     """
-    return " & ".join(_make_column_pattern(column_text) for column_text in text.split(JOINT))
+    return " & ".join(
+        _make_column_pattern(column_text) for column_text in text.split(COLUMN_SEPARATOR)
+    )
 
 
 def count_patterns(texts: Sequence[str]) -> dict[str, int]:
@@ -71,7 +73,7 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
     count_by_pattern = Counter(map(make_pattern, sample))
     if len(count_by_pattern) > MAX_PATTERNS:
         count_by_pattern = Counter(
-            _escape_invisible(_ALPHANUMERIC_RUN.sub("#", text.replace(JOINT, " & ")))
+            _escape_invisible(_ALPHANUMERIC_RUN.sub("#", text.replace(COLUMN_SEPARATOR, " & ")))
             for text in sample
         )
     ordered_items = sorted(count_by_pattern.items(), key=lambda item: (-item[1], item[0]))

@@ -29,12 +29,12 @@ from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.labels import column_names, refuse_ambiguous_index
 
 __all__ = [
-    "EMPTY",
-    "FORMS",
-    "JOINT",
-    "KINDS",
+    "COLUMN_SEPARATOR",
+    "EMPTY_CELL_TEXTS",
+    "FORM_PATTERNS",
+    "ID_KINDS",
     "MAX_IDS",
-    "REFUSALS",
+    "REFUSAL_TEXTS",
     "IdColumn",
     "IdKind",
     "IdNormalisation",
@@ -50,9 +50,9 @@ __all__ = [
     "require_one_column_order",
 ]
 
-JOINT = "\x1f"
+COLUMN_SEPARATOR = "\x1f"
 """Between the parts of an ID of several columns."""
-EMPTY = frozenset(
+EMPTY_CELL_TEXTS = frozenset(
     {
         "",
         "#N/A",
@@ -76,7 +76,7 @@ EMPTY = frozenset(
     }
 )
 """Texts of a CSV cell that count as empty, here and in pandas."""
-_EMPTY_TEXTS = EMPTY | {"NaT"}
+_EMPTY_TEXTS = EMPTY_CELL_TEXTS | {"NaT"}
 # By name, since pandas, which has two of these types, need not be installed.
 _MISSING_VALUE_TYPES = frozenset({"NoneType", "NAType", "NaTType"})
 # Python refuses to write longer numbers in decimal, unless it is told otherwise.
@@ -89,7 +89,7 @@ _MAX_ROWS_SHOWN = 5
 _DEFAULT_SUBJECT = "its ID column"
 # What datetime, pandas, pyarrow and polars raise for a year outside their range.
 _TIME_RANGE_ERRORS = (OverflowError, NotImplementedError, ValueError)
-REFUSALS: Mapping[str, tuple[str, str]] = {
+REFUSAL_TEXTS: Mapping[str, tuple[str, str]] = {
     "nobody": (
         "is empty",
         (
@@ -153,11 +153,11 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(\.0*)?")
 
 
 class _RefusedError(Exception):
-    """A cell that is no ID; its argument is a key of `REFUSALS`, which says why."""
+    """A cell that is no ID; its argument is a key of `REFUSAL_TEXTS`, which says why."""
 
 
 # A formatter takes a cell and the significand bits of its column's floats, and returns the text of
-# the ID or raises `_RefusedError`. All share this signature (`IdKind.text`).
+# the ID or raises `_RefusedError`. All share this signature (`IdKind.format_value`).
 
 
 def _format_integer(value: Any, _float_bits: int) -> str:
@@ -173,8 +173,8 @@ def _format_float(value: Any, float_bits: int) -> str:
 
     `float_bits`: significand bits of the column's floats; integers below 2^float_bits are exact.
 
-    Raises _RefusedError with a key of `REFUSALS`: the value is missing (NaN), infinite, fractional,
-    or too large to be exact.
+    Raises _RefusedError with a key of `REFUSAL_TEXTS`: the value is missing (NaN), infinite,
+    fractional, or too large to be exact.
     """
     if value != value:  # only NaN
         raise _RefusedError("nobody")
@@ -191,7 +191,7 @@ def _format_float(value: Any, float_bits: int) -> str:
 
 def _format_decimal(value: Any, _float_bits: int) -> str:
     """Return the text of a `Decimal` that is a whole number, as an integer. Raises _RefusedError
-    with a key of `REFUSALS`: it is something else, or too long.
+    with a key of `REFUSAL_TEXTS`: it is something else, or too long.
     """
     if value.is_nan():
         raise _RefusedError("nobody")
@@ -224,7 +224,7 @@ def _format_date(value: Any, _float_bits: int) -> str:
 
 def _format_datetime(value: Any, _float_bits: int) -> str:
     """Return the text of a datetime, such as "2026-01-31 12:00:00"; one with a time zone is
-    converted to UTC. Raises _RefusedError with a key of `REFUSALS`: in UTC it lies outside the
+    converted to UTC. Raises _RefusedError with a key of `REFUSAL_TEXTS`: in UTC it lies outside the
     years 1 to 9999.
     """
     try:
@@ -238,7 +238,7 @@ def _format_datetime(value: Any, _float_bits: int) -> str:
 def _format_numpy_moment(value: Any, _float_bits: int) -> str:
     """Return the text of a `numpy.datetime64`: the date alone if its unit is a day or longer, else
     date and time, as Python's datetimes are written. A fraction of a second has 6 decimals, or 9 if
-    it needs them. Raises _RefusedError with a key of `REFUSALS`: the value is NaT.
+    it needs them. Raises _RefusedError with a key of `REFUSAL_TEXTS`: the value is NaT.
     """
     if np.isnat(value):
         raise _RefusedError("nobody")
@@ -252,7 +252,7 @@ def _format_numpy_moment(value: Any, _float_bits: int) -> str:
 
 
 def _make_refusal(reason: str) -> Callable[[Any, int], str]:
-    """Return a formatter that refuses every value for `reason`, a key of `REFUSALS`."""
+    """Return a formatter that refuses every value for `reason`, a key of `REFUSAL_TEXTS`."""
 
     def refuse_value(_value: Any, _float_bits: int) -> str:
         raise _RefusedError(reason)
@@ -277,17 +277,17 @@ class IdKind:
         written_form: how the text of a value looks, in words; "": the kind is refused.
         types: Python and NumPy types of the values; the type of a value is looked up along its base
             classes.
-        text: writes a value as text, given the value and the significand bits of its column's
-            floats.
+        format_value: writes a value as text, given the value and the significand bits of its
+            column's floats.
     """
 
     name: str
     written_form: str
     types: tuple[type, ...]
-    text: Callable[[Any, int], str] = field(repr=False)
+    format_value: Callable[[Any, int], str] = field(repr=False)
 
 
-KINDS = (
+ID_KINDS = (
     IdKind("text, categories of text", "as it is: `007` is not `7`", (str,), _format_text),
     IdKind(
         "bytes", "the text that they are in UTF-8", (bytes, bytearray, memoryview), _decode_bytes
@@ -327,16 +327,16 @@ KINDS = (
 )
 """Kinds of values in a column of IDs; kinds without a text are refused, as is every other type."""
 
-_FORMATTERS = {value_type: kind.text for kind in KINDS for value_type in kind.types}
+_FORMATTERS = {value_type: kind.format_value for kind in ID_KINDS for value_type in kind.types}
 
 
 def _format_other(value: Any, float_bits: int) -> str:
-    """Return the text of an ID of a type that `KINDS` does not list: a scalar of pyarrow, or
+    """Return the text of an ID of a type that `ID_KINDS` does not list: a scalar of pyarrow, or
     anything that is an integer by `__index__`.
 
     `float_bits`: significand bits of the column's floats; a pyarrow scalar has its own.
 
-    Raises _RefusedError with a key of `REFUSALS`: the value is something else.
+    Raises _RefusedError with a key of `REFUSAL_TEXTS`: the value is something else.
     """
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         float_bits = _count_float_bits(value.type)
@@ -371,7 +371,8 @@ class IdReader:
         describe_place: returns in words where to find the row of a number, for errors; None: "row
             N".
         should_strip: whether to drop blanks at both ends of a text, as tables do.
-        is_one_of_several: whether the column is one of several whose texts are joined by `JOINT`.
+        is_one_of_several: whether the column is one of several whose texts are joined by
+            `COLUMN_SEPARATOR`.
         are_tuples_rows: whether a tuple or list is a row of several columns rather than one cell.
         settings_key: the settings key that names the column of IDs, for advice in errors.
     """
@@ -394,8 +395,8 @@ class IdReader:
         self._are_tuples_rows = are_tuples_rows
         self._settings_key_hint = f" ({settings_key})" if settings_key else ""
         self._read_row_count = 0
-        # The numbers of the refused rows by reason, a key of `REFUSALS`; and the types of their
-        # values.
+        # The numbers of the refused rows by reason, a key of `REFUSAL_TEXTS`; and the types of
+        # their values.
         self._refused_rows: dict[str, list[int]] = {}
         self._refused_types = set[str]()
 
@@ -445,8 +446,8 @@ class IdReader:
 
     def _convert_uniform_rows(self, rows: list[Any]) -> list[str] | None:
         """Convert rows of several columns, column by column, which is quick. Return one text for
-        each row, its cells joined by `JOINT`; None if the cells of a column are neither all text
-        nor all small integers (`_convert_uniform_cells`).
+        each row, its cells joined by `COLUMN_SEPARATOR`; None if the cells of a column are neither
+        all text nor all small integers (`_convert_uniform_cells`).
         """
         columns = list[list[str]]()
         for cells in zip(*rows, strict=True):
@@ -454,7 +455,7 @@ class IdReader:
             if texts is None:
                 return None
             columns.append(texts)
-        return [JOINT.join(row_texts) for row_texts in zip(*columns, strict=True)]
+        return [COLUMN_SEPARATOR.join(row_texts) for row_texts in zip(*columns, strict=True)]
 
     def _convert_uniform_cells(
         self, cells: list[Any], *, is_one_of_several: bool
@@ -463,11 +464,12 @@ class IdReader:
         in one quick pass. Return None for other cells, and if a text must be refused; the caller
         then converts cell by cell.
 
-        `is_one_of_several`: whether the column is one of several whose texts are joined by `JOINT`.
+        `is_one_of_several`: whether the column is one of several whose texts are joined by
+        `COLUMN_SEPARATOR`.
         """
         cell_types = set(map(type, cells))
         if cell_types == {str} and _is_valid("".join(cells)):
-            if is_one_of_several and any(JOINT in text for text in cells):
+            if is_one_of_several and any(COLUMN_SEPARATOR in text for text in cells):
                 return None
             stripped_texts = list(map(str.strip, cells))
             if not _EMPTY_TEXTS.isdisjoint(stripped_texts):
@@ -489,8 +491,8 @@ class IdReader:
         if not self._refused_rows:
             return
         problem_sentences = []
-        for reason in sorted(self._refused_rows, key=list(REFUSALS).index):
-            problem, remedy = REFUSALS[reason]
+        for reason in sorted(self._refused_rows, key=list(REFUSAL_TEXTS).index):
+            problem, remedy = REFUSAL_TEXTS[reason]
             if reason == "type":
                 problem += f" ({', '.join(sorted(self._refused_types))})"
             refused_rows = self._refused_rows[reason]
@@ -509,8 +511,8 @@ class IdReader:
         return f"row{'s' if len(first_rows) > 1 else ''} {', '.join(map(str, first_rows))} (from 0)"
 
     def _convert_row(self, value: Any, float_bits: int, row: int) -> str:
-        """Return the text of one row, the texts of its columns joined by `JOINT`. If the row is
-        refused, store its number by reason, and return "".
+        """Return the text of one row, the texts of its columns joined by `COLUMN_SEPARATOR`. If the
+        row is refused, store its number by reason, and return "".
 
         Args:
             value: a cell, or a tuple or list of cells if rows have several columns.
@@ -528,7 +530,7 @@ class IdReader:
                 self._convert_cell(cell, float_bits, is_one_of_several=has_several_cells)
                 for cell in value
             ]
-            return JOINT.join(texts)
+            return COLUMN_SEPARATOR.join(texts)
         except _RefusedError as refusal:
             reason = str(refusal)
             self._refused_rows.setdefault(reason, []).append(row)
@@ -542,10 +544,10 @@ class IdReader:
             value: the cell.
             float_bits: significand bits of the column's floats.
             is_one_of_several: whether the column is one of several whose texts are joined by
-                `JOINT`.
+                `COLUMN_SEPARATOR`.
 
-        Raises _RefusedError with a key of `REFUSALS`: the cell is no ID, is empty, is not valid
-        Unicode, or has the separator `JOINT` in it.
+        Raises _RefusedError with a key of `REFUSAL_TEXTS`: the cell is no ID, is empty, is not
+        valid Unicode, or has the separator `COLUMN_SEPARATOR` in it.
         """
         text = _find_formatter(value.__class__)(value, float_bits)
         stripped_text = text.strip()
@@ -553,7 +555,7 @@ class IdReader:
             raise _RefusedError("nobody")
         if not _is_valid(text):
             raise _RefusedError("unicode")
-        if is_one_of_several and JOINT in text:
+        if is_one_of_several and COLUMN_SEPARATOR in text:
             raise _RefusedError("joint")
         return stripped_text if self._should_strip else text
 
@@ -578,7 +580,8 @@ def id_texts(
         describe_place: returns in words where to find the row of a number, for errors; None: "row
             N".
         should_strip: whether to drop blanks at both ends of a text, as tables do.
-        is_one_of_several: whether the column is one of several whose texts are joined by `JOINT`.
+        is_one_of_several: whether the column is one of several whose texts are joined by
+            `COLUMN_SEPARATOR`.
         are_tuples_rows: whether a tuple or list is a row of several columns rather than one cell.
         settings_key: the settings key that names the column of IDs, for advice in errors.
 
@@ -599,7 +602,7 @@ def id_texts(
 
 def _iter_text_chunks(party: str, ids: Any) -> Iterator[list[str]]:
     """Yield the texts of a party's IDs, one for each row, in chunks of at most `_ROWS_PER_CHUNK`
-    rows; the texts of a row's columns are joined by `JOINT`.
+    rows; the texts of a row's columns are joined by `COLUMN_SEPARATOR`.
 
     A frame of pandas, polars or pyarrow is one chunk.
 
@@ -623,7 +626,7 @@ def _iter_text_chunks(party: str, ids: Any) -> Iterator[list[str]]:
             )
             for name, cells in columns
         ]
-        yield [JOINT.join(row_texts) for row_texts in zip(*texts_by_column, strict=True)]
+        yield [COLUMN_SEPARATOR.join(row_texts) for row_texts in zip(*texts_by_column, strict=True)]
         return
     reader = IdReader(f"{party}: {_DEFAULT_SUBJECT}", are_tuples_rows=True)
     pieces = ids.pieces() if hasattr(ids, "pieces") else (ids,)
@@ -692,7 +695,7 @@ def _list_values(column: Any, subject: str) -> tuple[list[Any], int]:
             try:
                 column = getattr(column, list_method)()
             except _TIME_RANGE_ERRORS as error:
-                problem, remedy = REFUSALS["moment"]
+                problem, remedy = REFUSAL_TEXTS["moment"]
                 raise DataError(f"{subject} {problem}; {remedy}") from error
             break
     if isinstance(column, Mapping):
@@ -767,7 +770,7 @@ _TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+
 
 _UUID_PATTERN = r"{0}{{8}}-{0}{{4}}-{0}{{4}}-{0}{{4}}-{0}{{12}}"
 
-FORMS: Mapping[str, re.Pattern[str]] = {
+FORM_PATTERNS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form)
     for name, form in (
         ("whole numbers", r"0|-?[1-9][0-9]*"),
@@ -821,7 +824,7 @@ _DEFAULT_ADVICE = (
 
 def require_comparable(texts_by_party: Mapping[str, Iterable[str]]) -> None:
     """Raise DataError if no ID of some party can match an ID of the first party, since none has the
-    same form: e.g. one party has whole numbers, the other UUIDs (`FORMS` lists all forms).
+    same form: e.g. one party has whole numbers, the other UUIDs (`FORM_PATTERNS` lists all forms).
 
     `texts_by_party`: normalised IDs by party, all or a sample; they are read only until a common
     form is found.
@@ -839,8 +842,8 @@ def require_comparable(texts_by_party: Mapping[str, Iterable[str]]) -> None:
 def _collect_forms(
     first_texts: Iterable[str], party_texts: Iterable[str]
 ) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
-    """Return the forms of two parties' IDs (such as whole numbers; `FORMS`), reading both in
-    parallel until they have a form in common or both end.
+    """Return the forms of two parties' IDs (such as whole numbers; `FORM_PATTERNS`), reading both
+    in parallel until they have a form in common or both end.
     """
     first_forms = set[tuple[str, ...]]()
     party_forms = set[tuple[str, ...]]()
@@ -855,12 +858,12 @@ def _collect_forms(
 
 
 def _classify_parts(text: str) -> tuple[str, ...]:
-    """Return the form of each column of an ID: the name of the first pattern of `FORMS` that
-    matches (the last pattern matches every text).
+    """Return the form of each column of an ID: the name of the first pattern of `FORM_PATTERNS`
+    that matches (the last pattern matches every text).
     """
     return tuple(
-        next(name for name, form in FORMS.items() if form.fullmatch(column_text))
-        for column_text in text.split(JOINT)
+        next(name for name, form in FORM_PATTERNS.items() if form.fullmatch(column_text))
+        for column_text in text.split(COLUMN_SEPARATOR)
     )
 
 
@@ -875,7 +878,7 @@ def _make_form_error(
 
     Args:
         first_party, party: the names of the two parties.
-        first_forms, party_forms: the forms of their IDs, a name of `FORMS` for each column.
+        first_forms, party_forms: the forms of their IDs, a name of `FORM_PATTERNS` for each column.
     """
     form_names = {name for form in first_forms | party_forms for name in form}
     fitting_advice = [advice for forms, advice in _ADVICE_BY_FORMS if form_names <= forms]
@@ -981,7 +984,7 @@ class IdNormalisation:
         """
         all_characters = "".join(texts)
         has_slow_rules = self.whole_numbers or self.date_formats or self.drop_punctuation
-        if has_slow_rules or not all_characters.isascii() or JOINT in all_characters:
+        if has_slow_rules or not all_characters.isascii() or COLUMN_SEPARATOR in all_characters:
             return None
         texts = list(map(str.casefold, texts)) if self.case_fold else texts
         return list(map(str.strip, texts)) if self.strip else texts
@@ -989,7 +992,7 @@ class IdNormalisation:
     def normalise_text(self, text: str) -> str:
         """Return the text of an ID after all rules, which apply to each of its columns by itself.
 
-        `text`: the texts of the columns, joined by `JOINT`.
+        `text`: the texts of the columns, joined by `COLUMN_SEPARATOR`.
         """
         if self.case_fold:
             if self.unicode_nfc:
@@ -998,14 +1001,14 @@ class IdNormalisation:
             text = text.casefold()
         if self.unicode_nfc:
             text = unicodedata.normalize("NFC", text)
-        columns = text.split(JOINT)
+        columns = text.split(COLUMN_SEPARATOR)
         if self.strip:
             columns = [column.strip() for column in columns]
         if self.whole_numbers or self.date_formats:
             columns = [self._normalise_value(column) for column in columns]
         if self.drop_punctuation:
             columns = [column.translate(_LETTERS_AND_DIGITS) for column in columns]
-        return JOINT.join(columns)
+        return COLUMN_SEPARATOR.join(columns)
 
     def _normalise_value(self, text: str) -> str:
         """Return the agreed form of a number or a date; return other texts unchanged."""
@@ -1040,7 +1043,7 @@ def encode_ids(
 
     Args:
         party: name of the party whose IDs they are, for errors.
-        ids: IDs of the kinds of `KINDS` (text, whole numbers, dates, ...), one a row, or rows of
+        ids: IDs of the kinds of `ID_KINDS` (text, whole numbers, dates, ...), one a row, or rows of
             several columns.
         normalisation: the rules that all parties agreed on.
         maximum_ids: the largest number of IDs that the parties agreed on.
@@ -1064,7 +1067,7 @@ def encode_pieces(
     """Yield the IDs of `party` as bytes, as `encode_ids` returns them, in chunks of some thousand
     rows.
 
-    `ids`: IDs of the kinds of `KINDS`, one for each row, or rows of several columns.
+    `ids`: IDs of the kinds of `ID_KINDS`, one for each row, or rows of several columns.
     `normalisation`: the rules that all parties agreed on.
 
     Raises DataError: IDs are missing, empty or of another type. Repeated IDs, and too many of them,
@@ -1092,10 +1095,12 @@ def _refuse_empty(party: str, texts: Sequence[str], first_row: int) -> None:
 
     Args:
         party: name of the party, for the error.
-        texts: normalised IDs, the columns of each joined by `JOINT`.
+        texts: normalised IDs, the columns of each joined by `COLUMN_SEPARATOR`.
         first_row: number of the row that the first text belongs to.
     """
-    empty_rows = [row for row, text in enumerate(texts, first_row) if not all(text.split(JOINT))]
+    empty_rows = [
+        row for row, text in enumerate(texts, first_row) if not all(text.split(COLUMN_SEPARATOR))
+    ]
     if empty_rows:
         raise DataError(
             f"{party} has {len(empty_rows)} ID(s) without a letter or digit, in row(s) "
@@ -1115,11 +1120,11 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
 
     Args:
         party, row: where the ID is, for the error.
-        text: the normalised texts of its columns, joined by `JOINT`.
+        text: the normalised texts of its columns, joined by `COLUMN_SEPARATOR`.
 
     Raises DataError: the ID has more than `_MAX_COLUMNS` columns.
     """
-    columns = text.encode().split(JOINT.encode())
+    columns = text.encode().split(COLUMN_SEPARATOR.encode())
     if len(columns) == 1:
         return _encode_header(len(columns[0])) + columns[0]
     if len(columns) > _MAX_COLUMNS:
@@ -1134,8 +1139,8 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
 
 
 def decode_id(identity: bytes) -> str:
-    """Return the text of an encoded ID, the texts of its columns joined by `JOINT`; this undoes
-    `encode_ids`.
+    """Return the text of an encoded ID, the texts of its columns joined by `COLUMN_SEPARATOR`; this
+    undoes `encode_ids`.
 
     `identity`: an ID as `encode_ids` returned it: number of columns (2 bytes), then length (4
     bytes) and bytes of each.
@@ -1147,7 +1152,7 @@ def decode_id(identity: bytes) -> str:
         text_end = text_start + int.from_bytes(identity[start:text_start], "big")
         columns.append(identity[text_start:text_end].decode())
         start = text_end
-    return JOINT.join(columns)
+    return COLUMN_SEPARATOR.join(columns)
 
 
 def check_ids(party: str, ids: Sequence[bytes], maximum_ids: int) -> None:

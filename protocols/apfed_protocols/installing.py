@@ -10,9 +10,15 @@ import re
 import shlex
 from importlib import metadata
 
-__all__ = ["INSTALL_CRYPTEN", "OURS", "install_checkout", "install_extra", "install_requirement"]
+__all__ = [
+    "INSTALL_CRYPTEN",
+    "OWN_DISTRIBUTIONS",
+    "install_checkout",
+    "install_extra",
+    "install_requirement",
+]
 
-OURS = ("apfed-protocols", "secure-apfed")
+OWN_DISTRIBUTIONS = ("apfed-protocols", "secure-apfed")
 """The distributions of this project, which no command asks a package index for."""
 _PIP = "python -m pip install"
 _PACKAGE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -51,7 +57,7 @@ def install_requirement(package: str, distribution: str = "secure-apfed") -> str
     the version that the distribution requires. If the distribution runs from its sources, return
     the command that sets up a checkout.
     """
-    for line in (*_list_requirements(distribution), *_list_requirements(OURS[0])):
+    for line in (*_list_requirements(distribution), *_list_requirements(OWN_DISTRIBUTIONS[0])):
         requirement = line.split(";")[0].strip()
         if _normalise_name(requirement) == _normalise_name(package):
             return f"{_PIP} {shlex.quote(requirement)}"
@@ -67,7 +73,7 @@ def _list_packages(extra: str, distribution: str) -> list[str]:
         requirement, _, marker = line.partition(";")
         if extra not in _EXTRA_MARKER_PATTERN.findall(marker):
             continue
-        if _normalise_name(requirement) in OURS:
+        if _normalise_name(requirement) in OWN_DISTRIBUTIONS:
             # The extras in brackets, as in "secure-apfed[svd,plots]".
             inner_extras = requirement.partition("[")[2].partition("]")[0].split(",")
             for inner_extra in inner_extras:

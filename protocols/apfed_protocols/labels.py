@@ -29,28 +29,29 @@ class Labels:
     """The labels of a frame or series, and the order in which its numbers are added.
 
     Attributes:
-        order: positions of an axis's labels in canonical (sorted) order, for each labelled axis.
-        names: labels in canonical order, as texts, for each of these axes; None: the labels are the
-            positions 0 to n - 1.
+        order_by_axis: positions of an axis's labels in canonical (sorted) order, for each labelled
+            axis.
+        names_by_axis: labels in canonical order, as texts, for each of these axes; None: the labels
+            are the positions 0 to n - 1.
     """
 
-    order: tuple[NDArray[np.intp], ...]
-    names: tuple[tuple[str, ...] | None, ...]
+    order_by_axis: tuple[NDArray[np.intp], ...]
+    names_by_axis: tuple[tuple[str, ...] | None, ...]
 
     @property
     def are_positions(self) -> bool:
         """Return whether the labels of all axes are just positions, 0 to n - 1."""
-        return all(names is None for names in self.names)
+        return all(names is None for names in self.names_by_axis)
 
     def arrange_values(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values of the frame in canonical order of its labels."""
-        for axis, order in enumerate(self.order):
+        for axis, order in enumerate(self.order_by_axis):
             values = np.take(values, order, axis=axis)
         return values
 
     def restore_order(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values in canonical order in the order of the frame; undoes `arrange_values`."""
-        for axis, order in enumerate(self.order):
+        for axis, order in enumerate(self.order_by_axis):
             values = np.take(values, np.argsort(order), axis=axis)
         return values
 
@@ -74,8 +75,8 @@ def find_labels(values: Any, subject: str) -> Labels | None:
     axes = [("row", index)] if columns is None else [("row", index), ("column", columns)]
     sorted_axes = [_sort_axis(axis, subject, axis_name) for axis_name, axis in axes]
     return Labels(
-        order=tuple(order for order, _ in sorted_axes),
-        names=tuple(names for _, names in sorted_axes),
+        order_by_axis=tuple(order for order, _ in sorted_axes),
+        names_by_axis=tuple(names for _, names in sorted_axes),
     )
 
 

@@ -115,12 +115,12 @@ class _Leaf:
         """Return shape and labels (if they are no positions) as JSON values, for the digest."""
         if self.labels is None or self.labels.are_positions:
             return {"shape": self.shape}
-        return {"shape": self.shape, "labels": self.labels.names}
+        return {"shape": self.shape, "labels": self.labels.names_by_axis}
 
     @property
     def shape_text(self) -> str:
         """Return shape and first labels in words, for errors."""
-        axis_names = [names for names in self.labels.names if names] if self.labels else []
+        axis_names = [names for names in self.labels.names_by_axis if names] if self.labels else []
         labels = " x ".join(", ".join(names[:4]) for names in axis_names)
         return f"{list(self.shape)} labelled {labels}" if axis_names else f"{list(self.shape)}"
 

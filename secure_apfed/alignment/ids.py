@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apfed_protocols.errors import DataError
-from apfed_protocols.ids import EMPTY, JOINT, IdNormalisation, IdReader
+from apfed_protocols.ids import COLUMN_SEPARATOR, EMPTY_CELL_TEXTS, IdNormalisation, IdReader
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ class IdFile:
                 if not all(reader.has_no_refusals for reader in reader_by_column.values()):
                     continue
                 if has_several_columns:
-                    yield [JOINT.join(values) for values in zip(*value_columns, strict=True)]
+                    yield [
+                        COLUMN_SEPARATOR.join(values) for values in zip(*value_columns, strict=True)
+                    ]
                 else:
                     yield value_columns[0]
         for reader in reader_by_column.values():
@@ -141,7 +143,7 @@ class IdFile:
         convert_options = csv.ConvertOptions(
             column_types=dict.fromkeys(self._column_names, pyarrow.string()),
             strings_can_be_null=True,
-            null_values=sorted(EMPTY),
+            null_values=sorted(EMPTY_CELL_TEXTS),
         )
         datasets = []
         line_count_above_header = (

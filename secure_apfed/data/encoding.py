@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from apfed_protocols.ids import EMPTY
+from apfed_protocols.ids import EMPTY_CELL_TEXTS
 from secure_apfed.base.faults import (
     Advice,
     Fault,
@@ -264,7 +264,7 @@ class CategoricalColumn(Settings):
     @property
     def texts(self) -> frozenset[str]:
         """The words, such as "NA", that do not count as an empty cell in this column."""
-        return frozenset({*self.words, *self.categories}) & EMPTY - {""}
+        return frozenset({*self.words, *self.categories}) & EMPTY_CELL_TEXTS - {""}
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return one-hot features, (N, number of categories); zeros for empty and unknown cells.
@@ -491,7 +491,7 @@ def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advic
     """
     counts = Counter[str]()
     for name in frame.columns:
-        empty_N = is_empty(frame[name], BLANK if name in categorical else EMPTY)
+        empty_N = is_empty(frame[name], BLANK if name in categorical else EMPTY_CELL_TEXTS)
         if not empty_N.all():
             counts[str(name)] = int(empty_N.sum())
     _refuse_empty(counts, source=advice.party, advice=advice)
@@ -600,7 +600,7 @@ def _fit_categories(
     Raises TableError: the column is empty; or it has more than `MAX_CATEGORIES` categories, and the
     settings give no limit.
     """
-    texts = read_texts(column, words=EMPTY)
+    texts = read_texts(column, words=EMPTY_CELL_TEXTS)
     counts = Counter(text for text in texts if text is not None)
     _require_value(len(counts), column, advice)
     if len(counts) > MAX_CATEGORIES and max_categories is None:
@@ -628,7 +628,7 @@ def _fit_categories(
     return CategoricalColumn(
         name=str(column.name),
         categories=tuple(sorted(categories)),
-        words=tuple(sorted(EMPTY & counts.keys())),
+        words=tuple(sorted(EMPTY_CELL_TEXTS & counts.keys())),
         constant=len(counts) == 1 and None not in texts,
     )
 

@@ -6,8 +6,8 @@ names, is the rows of its files, one after another by their names.
 
 A column is read as numbers, days, durations or texts, as its fitted encoding says. A typed cell and
 its text in a CSV file are read alike, independently of other cells; a cell of another kind is
-refused. A cell is empty if it is null or blank, or a word for empty (`EMPTY`: "NA", "None" and the
-like) that is no category of its column. Letters: N rows.
+refused. A cell is empty if it is null or blank, or a word for empty (`EMPTY_CELL_TEXTS`: "NA",
+"None" and the like) that is no category of its column. Letters: N rows.
 """
 
 import bz2
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from pyarrow import ArrowException, compute, csv, default_memory_pool
 
 from apfed_protocols.date_formats import parse_date
-from apfed_protocols.ids import EMPTY
+from apfed_protocols.ids import EMPTY_CELL_TEXTS
 from secure_apfed.base.faults import Advice, Fault, FaultList, Remedy, describe_remedies
 from secure_apfed.base.files import ARROW, PARQUET, describe_missing
 from secure_apfed.base.names import column_name
@@ -363,7 +363,7 @@ def convert_cells(
         if name not in texts:
             frame[name] = convert_text_column(frame[name])
         elif name not in words:
-            frame[name] = frame[name].mask(frame[name].isin(EMPTY))
+            frame[name] = frame[name].mask(frame[name].isin(EMPTY_CELL_TEXTS))
     return frame
 
 
@@ -1110,7 +1110,7 @@ def read_texts(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[st
         texts = [format_cell(cell) for cell in column.to_numpy(na_value=np.nan)]
     else:
         texts = [_format_typed_cell(cell) for cell in column.tolist()]
-    are_empty = is_empty(column, (EMPTY - words) | BLANK).tolist()
+    are_empty = is_empty(column, (EMPTY_CELL_TEXTS - words) | BLANK).tolist()
     return [
         None if empty else column_name(text) for text, empty in zip(texts, are_empty, strict=True)
     ]
@@ -1159,7 +1159,7 @@ def _format_moment(moment: datetime.datetime) -> str:
     return moment.date().isoformat() if midnight else moment.isoformat(" ")
 
 
-def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
+def is_empty(column: "pd.Series", words: Set[str] = EMPTY_CELL_TEXTS) -> NDArray[np.bool_]:
     """Return whether each cell is empty, (N,): a null, or a text among `words`."""
     nulls: NDArray[np.bool_] = column.isna().to_numpy(dtype=bool, copy=True)
     if holds_texts(column):
@@ -1361,7 +1361,7 @@ def propose_categories(
     name = str(column.name)
     declared: Remedy = (advice.add_to_list("categorical", name),)
     # Once the column is declared categorical, words such as "NA" are categories, too.
-    categories = {*read_texts(column, words=EMPTY)} - {None}
+    categories = {*read_texts(column, words=EMPTY_CELL_TEXTS)} - {None}
     if max_categories is None and len(categories) > MAX_CATEGORIES:
         declared = (*declared, advice.set_value("rare_categories", {"most": FEW_CATEGORIES}))
     ignored: Remedy = (advice.add_to_list("ignore", name),)

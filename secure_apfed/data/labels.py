@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from apfed_protocols.ids import EMPTY
+from apfed_protocols.ids import EMPTY_CELL_TEXTS
 from secure_apfed.base.faults import Fault, Remedy, SettingLine, TableError, describe_remedies
 from secure_apfed.errors import DataError, SuspectColumnWarning
 
@@ -194,7 +194,7 @@ def warn_of_empty_words(
     Returns:
         The words that count as missing labels; none unless `are_empty`.
     """
-    empty = EMPTY.difference(listed)
+    empty = EMPTY_CELL_TEXTS.difference(listed)
     words = [text for text in sorted(empty.intersection(labels)) if text]
     if words:
         counts = ", ".join(f"{text!r} ({labels.count(text)})" for text in words)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
-from apfed_protocols.ids import EMPTY, JOINT, IdReader, id_texts
+from apfed_protocols.ids import COLUMN_SEPARATOR, EMPTY_CELL_TEXTS, IdReader, id_texts
 from secure_apfed.base.faults import (
     Advice,
     Fault,
@@ -726,7 +726,7 @@ def _extract_labels(
         return (None,) * len(frame)
     texts = convert_to_texts(frame[column])
     if labels_are_numbers(settings):
-        empty = EMPTY if is_csv(frame) else frozenset[str]()
+        empty = EMPTY_CELL_TEXTS if is_csv(frame) else frozenset[str]()
     else:
         empty = warn_of_empty_words(
             texts,
@@ -1059,7 +1059,7 @@ def _iterate_ids(frame: pd.DataFrame, readers: Mapping[str, IdReader]) -> Iterat
         if len(texts_by_column) == 1:
             yield texts_by_column[0]
         else:
-            yield [JOINT.join(texts) for texts in zip(*texts_by_column, strict=True)]
+            yield [COLUMN_SEPARATOR.join(texts) for texts in zip(*texts_by_column, strict=True)]
     for reader in readers.values():
         reader.require_no_refusals()
 

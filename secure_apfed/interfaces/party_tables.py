@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apfed_protocols.ids import EMPTY, id_texts
+from apfed_protocols.ids import EMPTY_CELL_TEXTS, id_texts
 from secure_apfed.base.faults import Advice
 from secure_apfed.data.encoding import (
     ArrayEncoding,
@@ -64,7 +64,7 @@ def find_kept_rows(party: Active | Passive) -> NDArray[np.int64]:
     is_kept_N = np.ones(len(rows), dtype=bool)
     for name in rows.columns:
         # In a column of texts, words such as "NA" are categories.
-        is_kept_N &= ~is_empty(rows[name], BLANK if name in text_columns else EMPTY)
+        is_kept_N &= ~is_empty(rows[name], BLANK if name in text_columns else EMPTY_CELL_TEXTS)
     return np.flatnonzero(is_kept_N)
 
 

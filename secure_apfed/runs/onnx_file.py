@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apfed_protocols.ids import EMPTY
+from apfed_protocols.ids import EMPTY_CELL_TEXTS
 from apfed_protocols.installing import install_extra
 from secure_apfed.base.files import write_atomically
 from secure_apfed.data import ColumnEncoding, ImageEncoding
@@ -329,7 +329,7 @@ class _Graph:
         `prefix`: first part of the nodes' names.
         """
         blank = _build_blank_pattern()
-        words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
+        words = map(re.escape, sorted((EMPTY_CELL_TEXTS - column.texts) | BLANK))
         is_empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
         if encoding.missing != "mean":
             self._refused_row_masks.append(is_empty)

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from pydantic import ValidationError
 from torch import nn
 
-from apfed_protocols.ids import EMPTY
+from apfed_protocols.ids import EMPTY_CELL_TEXTS
 from secure_apfed.base.names import column_name
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.data.encoding import (
@@ -410,7 +410,9 @@ def test_every_reader_says_the_same(
     given = given.dropna(axis=1, how="all")
     names = map(str, given)
     categorical = [name for name in names if column_name(name) in ("größe", *CATEGORIES)]
-    blank = [name for name in categorical if not any(read_texts(given[name], words=EMPTY))]
+    blank = [
+        name for name in categorical if not any(read_texts(given[name], words=EMPTY_CELL_TEXTS))
+    ]
     given = given.drop(columns=blank)
     encoding = fit_columns(given, categorical=categorical, missing="mean", source="p")
     expected = encoding.encode(given)

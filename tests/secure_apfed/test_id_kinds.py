@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from apfed_protocols import IdNormalisation, align
-from apfed_protocols.ids import JOINT, KINDS, REFUSALS, id_texts
+from apfed_protocols.ids import COLUMN_SEPARATOR, ID_KINDS, REFUSAL_TEXTS, id_texts
 from secure_apfed.alignment import IdFile
 from secure_apfed.alignment.ids import make_id_rules
 from secure_apfed.data import ColumnEncoding
@@ -70,9 +70,12 @@ TAKEN: dict[str, tuple[Any, list[str]]] = {
     "categories of ints": (pd.Categorical([2**60 + 1, 3]), ["1152921504606846977", "3"]),
     "levels of floats": (
         pd.MultiIndex.from_arrays([np.array([7], "f4"), [2.0**53 - 1]]),
-        ["7" + JOINT + "9007199254740991"],
+        ["7" + COLUMN_SEPARATOR + "9007199254740991"],
     ),
-    "fields": (np.array([(7, 2.0**30)], [("a", "f4"), ("b", "f8")]), ["7" + JOINT + "1073741824"]),
+    "fields": (
+        np.array([(7, 2.0**30)], [("a", "f4"), ("b", "f8")]),
+        ["7" + COLUMN_SEPARATOR + "1073741824"],
+    ),
     "polars": (pl.Series([2**60 + 1]), ["1152921504606846977"]),
     "arrow": (pa.chunked_array([pa.array([b"k0"])]), ["k0"]),
     "scalars of arrow": (list(pa.array([5, 6])), ["5", "6"]),
@@ -198,7 +201,7 @@ def test_what_is_refused_is_counted_and_the_advice_works(
     advised: Callable[[Any], Any] | None,
     request: pytest.FixtureRequest,
 ) -> None:
-    what, remedy = REFUSALS[why]
+    what, remedy = REFUSAL_TEXTS[why]
     nested = why != "nested"
     if isinstance(ids, pd.DataFrame):
         with pytest.raises(DataError) as caught:
@@ -225,7 +228,7 @@ def test_of_a_dict_it_must_be_said_whether_keys_or_values_are_meant() -> None:
 
 
 def test_every_reason_is_tried() -> None:
-    assert {why for _, why, _, _ in REFUSED.values()} == {*REFUSALS}
+    assert {why for _, why, _, _ in REFUSED.values()} == {*REFUSAL_TEXTS}
 
 
 def test_all_reasons_are_told_with_all_rows_beyond_a_piece() -> None:
@@ -455,5 +458,5 @@ def test_one_number_is_one_text_in_every_type(numbers: list[int]) -> None:
 
 def test_the_page_has_the_table_of_kinds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "alignment.md").read_text("utf-8")
-    rows = [f"| {kind.name} | {kind.written_form} |" for kind in KINDS if kind.written]
+    rows = [f"| {kind.name} | {kind.written_form} |" for kind in ID_KINDS if kind.written]
     assert not [row for row in rows if row not in page]
