@@ -361,7 +361,7 @@ def test_a_party_that_is_told_to_end_ends_soon() -> None:
         "import signal\nfrom functools import partial\nfrom apfed_protocols.psi import "
         "ecdh\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ndef tell(done):\n    "
         "print(done, flush=True)\nwork = partial(ecdh.blind_digests, bytes(32))\n"
-        "ecdh.map_in_threads(work, b'1' * 32 * 300_000, threads=2, report=tell)\n"
+        "ecdh.map_in_threads(work, b'1' * 32 * 300_000, threads=2, report_done=tell)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
