@@ -101,12 +101,12 @@ def require_all(
         expected_senders: the parties that had to send one.
     """
     if set(senders) != set(expected_senders):
-        missing = set(expected_senders) - set(senders)
-        unknown = set(senders) - set(expected_senders)
+        missing_parties = set(expected_senders) - set(senders)
+        unknown_senders = set(senders) - set(expected_senders)
         raise RemoteProtocolError(
             f"{sentence_start} {', '.join(expected_senders)}; missing: "
-            f"{', '.join(sorted(missing)) or 'none'}; unknown: "
-            f"{', '.join(sorted(map(str, unknown))) or 'none'}"
+            f"{', '.join(sorted(missing_parties)) or 'none'}; unknown: "
+            f"{', '.join(sorted(map(str, unknown_senders))) or 'none'}"
         )
 
 

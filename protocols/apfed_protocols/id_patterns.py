@@ -125,17 +125,20 @@ def suggest_rules(texts: Sequence[str], agreed_rules: IdNormalisation) -> tuple[
 
 
 def suggest_rules_for_patterns(
-    own: Iterable[str], theirs: Iterable[str], agreed_rules: IdNormalisation
+    own_frequent_patterns: Iterable[str],
+    their_frequent_patterns: Iterable[str],
+    agreed_rules: IdNormalisation,
 ) -> tuple[str, ...]:
     """Return the names of the fewest normalisation rules under which the ID patterns of two parties
     become the same; empty if no rules do that.
 
     Args:
-        own, theirs: the frequent patterns of either party, such as "A-9".
+        own_frequent_patterns, their_frequent_patterns: the frequent patterns of either party, such
+            as "A-9".
         agreed_rules: the normalisation that the parties agreed on already.
     """
-    own_patterns = set(own)
-    their_patterns = set(theirs)
+    own_patterns = set(own_frequent_patterns)
+    their_patterns = set(their_frequent_patterns)
     for rule_names in _list_rule_sets(agreed_rules):
         if _apply_rules(own_patterns, rule_names) == _apply_rules(their_patterns, rule_names):
             return rule_names
@@ -143,19 +146,21 @@ def suggest_rules_for_patterns(
 
 
 def differ_by_zeros(
-    own: Iterable[str], theirs: Iterable[str], agreed_rules: IdNormalisation
+    own_frequent_patterns: Iterable[str],
+    their_frequent_patterns: Iterable[str],
+    agreed_rules: IdNormalisation,
 ) -> bool:
     """Return whether leading zeros are what keeps the ID patterns of two parties apart: they
     differ, and no normalisation rules make them the same; without leading zeros they would be the
     same, or some rules would make them so.
 
     Args:
-        own, theirs: the frequent patterns of either party; "09" stands for a number with leading
-            zeros.
+        own_frequent_patterns, their_frequent_patterns: the frequent patterns of either party; "09"
+            stands for a number with leading zeros.
         agreed_rules: the normalisation that the parties agreed on already.
     """
-    own_patterns = set(own)
-    their_patterns = set(theirs)
+    own_patterns = set(own_frequent_patterns)
+    their_patterns = set(their_frequent_patterns)
     if own_patterns == their_patterns:
         return False
     if suggest_rules_for_patterns(own_patterns, their_patterns, agreed_rules):

@@ -123,14 +123,14 @@ class _RandomBits:
 
     def draw_below(self, bound: int, count: int) -> Integers:
         """Return `count` uniform integers in 0..bound - 1, by rejection; bound is at most 2^62."""
-        width = (bound - 1).bit_length()
-        if width == 0:
+        bit_count = (bound - 1).bit_length()
+        if bit_count == 0:
             return np.zeros(count, dtype=np.int64)
 
         def draw_candidates(candidate_count: int) -> Integers:
-            """Return `candidate_count` uniform integers of `width` bits."""
+            """Return `candidate_count` uniform integers of `bit_count` bits."""
             words = self.draw_words(candidate_count)
-            integers: Integers = (words >> np.uint64(64 - width)).view(np.int64)
+            integers: Integers = (words >> np.uint64(64 - bit_count)).view(np.int64)
             return integers
 
         values = draw_candidates(count)

@@ -226,12 +226,12 @@ def _make_mask_blocks(
         mask_rows: the largest number of rows in one block.
     """
     start = 0
-    for block, size in enumerate(split_rows(row_count, mask_rows)):
+    for block_index, block_size in enumerate(split_rows(row_count, mask_rows)):
         mask_bb = draw_orthogonal(
-            size, row_mask_seed, b"rows", people_digest, block.to_bytes(8, "big")
+            block_size, row_mask_seed, b"rows", people_digest, block_index.to_bytes(8, "big")
         )
-        yield slice(start, start + size), mask_bb
-        start += size
+        yield slice(start, start + block_size), mask_bb
+        start += block_size
 
 
 # The messages: layout, big endian: magic, version, kind, place, digest of the agreement, people;
@@ -362,9 +362,9 @@ class SvdFrames:
         min_rows = agreement.vectors
         max_rows = agreement.max_rows
         if kind is MessageKind.MASKS:  # exactly one row for each feature of the owner
-            own_features = agreement.features[agreement.find_position(owner)]
-            min_rows = own_features
-            max_rows = own_features
+            own_feature_count = agreement.features[agreement.find_position(owner)]
+            min_rows = own_feature_count
+            max_rows = own_feature_count
         if bytes_left or not min_rows <= row_count <= max_rows:
             raise RemoteProtocolError(
                 f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {min_rows} to "
@@ -424,19 +424,19 @@ class SvdDealer(_SvdRole):
         self._require_first_use()
         return self._make_messages(fresh_key(), fresh_key())
 
-    def _make_messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
+    def _make_messages(self, row_mask_seed: bytes, column_mask_key: bytes) -> Iterator[Outgoing]:
         """Yield, for each owner, the message with its masks: the seed of the row mask P, and the
         rows of the column mask Q that belong to its columns.
 
-        `rows_seed`: 32 secret bytes that each owner expands to P. `columns_key`: 32 secret bytes
-        from which Q is drawn here.
+        `row_mask_seed`: 32 secret bytes that each owner expands to P. `column_mask_key`: 32 secret
+        bytes from which Q is drawn here.
         """
         agreement = self.agreement
-        mask_FF = draw_orthogonal(agreement.columns, columns_key, b"columns")
+        mask_FF = draw_orthogonal(agreement.columns, column_mask_key, b"columns")
         for owner in agreement.owners:
             own_rows = mask_FF[agreement.get_columns(owner)]
             body = self._frames.pack_matrix(
-                MessageKind.MASKS, own_rows, owner=owner, row_mask_seed=rows_seed
+                MessageKind.MASKS, own_rows, owner=owner, row_mask_seed=row_mask_seed
             )
             yield Outgoing(owner, body)
 

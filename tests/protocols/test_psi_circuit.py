@@ -550,7 +550,7 @@ class _Probing(OpprfIntersection):
         self.put.update(
             {bin_: row for row, bins in enumerate(inputs.bins_n3.tolist()) for bin_ in bins}
         )
-        digests = circuit.hash_tokens(inputs.tokens, inputs.key)
+        digests = circuit.hash_tokens(inputs.tokens, inputs.shared_key)
         points = np.zeros((len(inputs.row_of_bin), 2), np.uint64)
         points[list(self.put)] = extract_id_hashes(digests)[list(self.put.values())]
         received = yield endpoint.make_round(
@@ -559,7 +559,7 @@ class _Probing(OpprfIntersection):
         cells = count_cells(inputs.announced_sizes[1])
         hints = endpoint.parse_words(received, members[0], Kind.HINT, (cells + DENSE_CELLS, 3))
         words = decode_values(hints, Equations.from_digests(digests, cells))
-        words ^= circuit._evaluate_prf(share.c, inputs.key)[inputs.bins_n3]
+        words ^= circuit._evaluate_prf(share.c, inputs.shared_key)[inputs.bins_n3]
         for row, (bins, found) in enumerate(zip(inputs.bins_n3, words, strict=True)):
             self.read.update(
                 {(int(bin_), row): int(t) for bin_, t in zip(bins, found, strict=True)}

@@ -118,7 +118,7 @@ class CircuitInputs:
     and members agreed on (step 1 of the module's docstring).
 
     Attributes:
-        key: 32 bytes that hub and members share, unknown to the dealer.
+        shared_key: 32 bytes that hub and members share, unknown to the dealer.
         mask_seeds: seeds of XOR masks, by which the dealer does not see shares; at the hub one
             shared with each member, in their order; at a member the one shared with the hub.
         member_index: this member's index among the members; 0 at the hub, which does not use it.
@@ -134,7 +134,7 @@ class CircuitInputs:
             member.
     """
 
-    key: bytes = field(repr=False)
+    shared_key: bytes = field(repr=False)
     mask_seeds: Sequence[bytes] = field(repr=False)
     member_index: int
     slot_counts: Sequence[int]
@@ -220,22 +220,24 @@ class CircuitIntersection(DealtIntersection):
         return Guesses(hub=bin_count, member=bin_count * count_bin_slots(maximum_ids, bin_count))
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs:
-        the larger of what a member needs and what the hub needs.
+    def count_announced_bytes(
+        cls, announced_size: int, *, own_size: int = 0, member_count: int = 1
+    ) -> int:
+        """Return the bytes of memory that a role allocates because a peer announces
+        `announced_size` IDs: the larger of what a member needs and what the hub needs.
 
         Args:
-            size: the number of IDs that the peer announces.
+            announced_size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
             member_count: the number of members in the intersection.
         """
         # At a member: a table with a bin for each of the hub's bins.
-        bin_count = count_bins(size)
+        bin_count = count_bins(announced_size)
         table_bytes = WORD_TYPE.itemsize * cls.count_slots(own_size, bin_count) * bin_count
         # At the hub: one chunk of slots. If the hub has few IDs, it has few bins, and a large set
         # of a member takes many slots of each bin.
         compared_slots = max(
-            MAX_CHUNK_SLOTS // WORD_BITS, cls.count_slots(size, count_bins(own_size))
+            MAX_CHUNK_SLOTS // WORD_BITS, cls.count_slots(announced_size, count_bins(own_size))
         )
         return max(table_bytes, compared_slots * cls._count_slot_bytes(member_count))
 
@@ -787,7 +789,7 @@ def _agree_as_hub(
         endpoint, members, ids, candidate_keys, bin_count
     )
     return CircuitInputs(
-        key=key,
+        shared_key=key,
         mask_seeds=mask_seeds,
         member_index=0,
         slot_counts=[backend.count_slots(member_size, bin_count) for member_size in member_sizes],
@@ -906,7 +908,7 @@ def _agree_as_member(
     key, filled_table = yield from _fill_slots(endpoint, hub, candidate_keys, fill_table)
     (id_tags, bins_n3, tokens), tags_KB = filled_table
     return CircuitInputs(
-        key=key,
+        shared_key=key,
         mask_seeds=[mask_seed],
         member_index=member_index,
         slot_counts=slot_counts,
@@ -1120,12 +1122,12 @@ def _reveal_at_hub(
             f"{', '.join(helper.share_holders)} opened bins in which {endpoint.me} has no ID; a "
             "share is wrong"
         )
-    rows = common_rows[random_permutation(len(common_rows))]
+    shuffled_rows = common_rows[random_permutation(len(common_rows))]
     if endpoint.agreement.output is Output.HUB_ROWS:
-        return IntersectionResult(rows=rows)
-    tokens = inputs.tokens[rows].tobytes()
+        return IntersectionResult(rows=shuffled_rows)
+    tokens = inputs.tokens[shuffled_rows].tobytes()
     yield endpoint.make_round(Kind.TOKENS, dict.fromkeys(members, tokens), awaited=())
-    return IntersectionResult(rows=rows)
+    return IntersectionResult(rows=shuffled_rows)
 
 
 def _reveal_at_member(
@@ -1210,7 +1212,7 @@ def _request_count(
     """
     bit_shares = unpack_bits(share)
     # Random words that all parties derive from their common key; their ranks are the order.
-    sort_keys = expand_words(derive_key(inputs.key, b"order"), b"order", len(bit_shares))
+    sort_keys = expand_words(derive_key(inputs.shared_key, b"order"), b"order", len(bit_shares))
     shuffled_shares = bit_shares[np.argsort(sort_keys, kind="stable")]
     masked_words = np.packbits(shuffled_shares, bitorder="little").view(WORD_TYPE)
     for mask_seed in inputs.mask_seeds:
@@ -1396,19 +1398,21 @@ class OpprfIntersection(CircuitIntersection):
         return max(count_message_bytes(max(hint_bytes, dealt_bytes)), super().max_message_bytes)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
-        larger of what the comparison circuit and what the dealer needs. The dealer makes a vector
-        with an element for each bin, for one member at a time.
+    def count_announced_bytes(
+        cls, announced_size: int, *, own_size: int = 0, member_count: int = 1
+    ) -> int:
+        """Return the bytes of memory that a role allocates because a peer announces
+        `announced_size` IDs: the larger of what the comparison circuit and what the dealer needs.
+        The dealer makes a vector with an element for each bin, for one member at a time.
 
         Args:
-            size: the number of IDs that the peer announces.
+            announced_size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
             member_count: the number of members in the intersection.
         """
-        dealt_bytes = vole.DEALER_ELEMENT_BYTES * count_bins(size)
+        dealt_bytes = vole.DEALER_ELEMENT_BYTES * count_bins(announced_size)
         circuit_bytes = super().count_announced_bytes(
-            size, own_size=own_size, member_count=member_count
+            announced_size, own_size=own_size, member_count=member_count
         )
         return max(dealt_bytes, circuit_bytes)
 
@@ -1445,7 +1449,7 @@ class OpprfIntersection(CircuitIntersection):
         }
         received = yield endpoint.make_round(Kind.VECTOR, vectors, awaited=members)
         prf_outputs_by_member = {
-            member: _evaluate_prf(share.c[filled.bins], inputs.key)
+            member: _evaluate_prf(share.c[filled.bins], inputs.shared_key)
             for member, share in shares_by_member.items()
         }
         return decode_hints(endpoint, received, inputs, filled, prf_outputs_by_member)
@@ -1474,7 +1478,7 @@ class OpprfIntersection(CircuitIntersection):
 
         def evaluate_prf(bin_of_id: RowIndices) -> Words:
             """Return the PRF of each of the member's IDs in one of its bins, (n,)."""
-            return _evaluate_prf(bin_terms[bin_of_id] ^ id_terms, inputs.key)
+            return _evaluate_prf(bin_terms[bin_of_id] ^ id_terms, inputs.shared_key)
 
         tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
         yield endpoint.make_round(Kind.HINT, {hub: hints}, awaited=())
@@ -1514,7 +1518,7 @@ def find_filled_bins(inputs: CircuitInputs) -> FilledBins:
     own_rows = inputs.row_of_bin[bins]
     bins_u3 = inputs.bins_n3.take(own_rows, axis=0)
     choices = (bins_u3 == bins[:, None]).argmax(axis=1)
-    return FilledBins(bins, hash_tokens(inputs.tokens[own_rows], inputs.key), choices)
+    return FilledBins(bins, hash_tokens(inputs.tokens[own_rows], inputs.shared_key), choices)
 
 
 def decode_hints(
@@ -1565,7 +1569,7 @@ class HintProgrammer:
     def __init__(self, inputs: CircuitInputs) -> None:
         """Prepare the store (a linear system with one row for each ID) for the member's IDs."""
         cell_count = store.count_cells(inputs.announced_sizes[1 + inputs.member_index])
-        self.digests = hash_tokens(inputs.tokens, inputs.key)
+        self.digests = hash_tokens(inputs.tokens, inputs.shared_key)
         self._encoder = store.Encoder(
             store.Equations.from_digests(self.digests, cell_count), cell_count
         )

@@ -125,17 +125,20 @@ class CircuitOtIntersection(CircuitIntersection):
     version: ClassVar[int] = VERSION + 4
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: for
-        the comparison circuit, and for one batch of oblivious transfers with each member.
+    def count_announced_bytes(
+        cls, announced_size: int, *, own_size: int = 0, member_count: int = 1
+    ) -> int:
+        """Return the bytes of memory that a role allocates because a peer announces
+        `announced_size` IDs: for the comparison circuit, and for one batch of oblivious transfers
+        with each member.
 
         Args:
-            size: the number of IDs that the peer announces.
+            announced_size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
             member_count: the number of members in the intersection.
         """
         circuit_bytes = super().count_announced_bytes(
-            size, own_size=own_size, member_count=member_count
+            announced_size, own_size=own_size, member_count=member_count
         )
         return circuit_bytes + _BATCH_MEMORY_BYTES * member_count
 
@@ -179,20 +182,23 @@ class OpprfOtIntersection(CircuitOtIntersection, OpprfIntersection):
     version: ClassVar[int] = VERSION + 6
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
-        larger of what the comparison circuit needs, and what a member's oblivious PRF needs.
+    def count_announced_bytes(
+        cls, announced_size: int, *, own_size: int = 0, member_count: int = 1
+    ) -> int:
+        """Return the bytes of memory that a role allocates because a peer announces
+        `announced_size` IDs: the larger of what the comparison circuit needs, and what a member's
+        oblivious PRF needs.
 
         Args:
-            size: the number of IDs that the peer announces.
+            announced_size: the number of IDs that the peer announces.
             own_size: the number of this party's own IDs.
             member_count: the number of members in the intersection.
         """
         circuit_bytes = super().count_announced_bytes(
-            size, own_size=own_size, member_count=member_count
+            announced_size, own_size=own_size, member_count=member_count
         )
         # The hub's vector and the matrix computed from it, each in two copies at most.
-        prf_bytes = 4 * count_extension_bytes(count_bins(size)) + _BATCH_MEMORY_BYTES
+        prf_bytes = 4 * count_extension_bytes(count_bins(announced_size)) + _BATCH_MEMORY_BYTES
         return max(circuit_bytes, prf_bytes)
 
     @property
@@ -302,7 +308,9 @@ def _count_vector_bytes(backend: CircuitIntersection) -> int:
 
 def _make_tagger(inputs: CircuitInputs, member: str) -> Tagger:
     """Return the keyed hash that ends the oblivious PRF between the hub and one member."""
-    return Tagger(derive_key(inputs.key, b"opprf_ot function", member.encode()), _PRF_OUTPUT_BYTES)
+    return Tagger(
+        derive_key(inputs.shared_key, b"opprf_ot function", member.encode()), _PRF_OUTPUT_BYTES
+    )
 
 
 def _evaluate_prf(tagger: Tagger, values: store.Elements, id_hashes: store.Elements) -> Words:
@@ -321,7 +329,7 @@ def _name_session(inputs: CircuitInputs, purpose: bytes, member: str) -> bytes:
     """Return 32 bytes that identify the base oblivious transfers of the hub with one member for one
     purpose. Both parties derive the same bytes from the key in `inputs`, which all parties share.
     """
-    return derive_key(inputs.key, b"base transfers", purpose, member.encode())
+    return derive_key(inputs.shared_key, b"base transfers", purpose, member.encode())
 
 
 def _transfer_as_hub(
@@ -373,7 +381,7 @@ def _derive_hash_key(inputs: CircuitInputs, member: str) -> bytes:
     """Return the key of the hash that turns transfers of the hub with one member into numbers,
     derived from the key in `inputs` that all share.
     """
-    return derive_key(inputs.key, b"transfers", member.encode())
+    return derive_key(inputs.shared_key, b"transfers", member.encode())
 
 
 # The hub's triples and counts.

@@ -172,7 +172,7 @@ class _EcdhRole(Aligner, ABC):
         agreement = backend.agreement
         self._backend = backend
         self._endpoint = Endpoint(me, agreement)
-        self._size = len(ids)
+        self._id_count = len(ids)
         self._digests = np.frombuffer(digest_ids(ids, session=agreement.digest), np.uint8)
         self._blindings = {peer: self._make_blinding(peer) for peer in peers}
         # No limit here: the endpoint limits the number of items, and so the length, of messages.
@@ -191,9 +191,9 @@ class _EcdhRole(Aligner, ABC):
         """
         secret = self._backend.secret
         if secret is None:
-            return _Blinding(scalar=fresh_key(), sent_rows=random_permutation(self._size))
+            return _Blinding(scalar=fresh_key(), sent_rows=random_permutation(self._id_count))
         key = derive_key(secret, b"ecdh", self._endpoint.agreement.digest, peer.encode())
-        sent_rows = random_permutation(self._size, key=derive_key(key, b"order"))
+        sent_rows = random_permutation(self._id_count, key=derive_key(key, b"order"))
         return _Blinding(scalar=derive_key(key, b"scalar"), sent_rows=sent_rows)
 
     def _blind_ids(self, awaited: Collection[str] = ()) -> Round:
@@ -367,13 +367,13 @@ class EcdhHub(_EcdhRole):
         """
         sent_order = self._blindings[member].sent_rows.tolist()
         row_by_tag = dict(zip(returned_tags, sent_order, strict=False))  # lengths: see below
-        if not len(row_by_tag) == len(returned_tags) == self._size:
+        if not len(row_by_tag) == len(returned_tags) == self._id_count:
             raise RemoteProtocolError(
-                f"{member} returned {len(row_by_tag)} different tags for the {self._size} "
+                f"{member} returned {len(row_by_tag)} different tags for the {self._id_count} "
                 f"blinded IDs of {self._me}"
             )
         hub_rows = np.array([row_by_tag.get(tag, -1) for tag in member_tags], np.int64)
-        positions = np.full(self._size, -1, np.int64)
+        positions = np.full(self._id_count, -1, np.int64)
         common_positions = np.flatnonzero(hub_rows >= 0)
         positions[hub_rows[common_positions]] = common_positions
         return positions

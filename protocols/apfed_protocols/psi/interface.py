@@ -284,7 +284,7 @@ def check_parties(hub: str, members: Sequence[str], *dealers: str) -> None:
         raise LocalProtocolError(
             "an intersection has one hub and one or more different members, got hub "
             f"{hub!r}, members {', '.join(map(repr, members)) or 'none'}"
-            + "".join(f", dealer {other!r}" for other in dealers)
+            + "".join(f", dealer {dealer!r}" for dealer in dealers)
         )
 
 
@@ -705,17 +705,21 @@ def digest_each(ids: Sequence[bytes], keyed_hasher: "hashlib.blake2b") -> NDArra
     return digests
 
 
-def draw_different_positions(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    """Return three different positions in 0..size - 1 for each of n IDs, (n, 3): the cells or bins
-    of a hash table into which the ID is hashed.
+def draw_different_positions(
+    words_n3: NDArray[np.uint64], position_count: int
+) -> NDArray[np.int64]:
+    """Return three different positions in 0..position_count - 1 for each of n IDs, (n, 3): the
+    cells or bins of a hash table into which the ID is hashed.
 
-    They are uniform up to a bias of size / 2^63. `words_n3`: three random 64-bit words for each ID,
-    from its hash.
+    They are uniform up to a bias of position_count / 2^63. `words_n3`: three random 64-bit words
+    for each ID, from its hash.
     """
-    # One bit less, so that the numbers fit into int64; position k has size - k possible values.
+    # One bit less, so that the numbers fit into int64.
+    random_n3 = words_n3 >> np.uint64(1)
+    # The k-th draw has k positions less to choose from.
     first, second, third = (
-        ((words_n3[:, position] >> np.uint64(1)) % np.uint64(size - position)).astype(np.int64)
-        for position in range(BINS_PER_ID)
+        (random_n3[:, k] % np.uint64(position_count - k)).astype(np.int64)
+        for k in range(BINS_PER_ID)
     )
     # The second skips the first; the third skips both, the smaller one first.
     second += second >= first
@@ -969,17 +973,19 @@ class SetIntersection(ABC):
         """
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
+    def count_announced_bytes(
+        cls, announced_size: int, *, own_size: int = 0, member_count: int = 1
+    ) -> int:
         """Return the most bytes of memory that a role allocates because of the number of IDs that a
         peer announces, beside the messages that arrived; 0 if every array is as long as a message.
         A limit on it stops a peer that announces a huge set from exhausting this party's memory.
 
         Args:
-            size: the announced number of IDs.
+            announced_size: the announced number of IDs.
             own_size: the number of this party's own IDs.
             member_count: the number of members in the intersection.
         """
-        del size, own_size, member_count
+        del announced_size, own_size, member_count
         return 0
 
     @classmethod
@@ -991,9 +997,11 @@ class SetIntersection(ABC):
         there are beside the hub.
         """
 
-        def takes_too_much(size: int) -> bool:
+        def takes_too_much(announced_size: int) -> bool:
             """Return whether this announced size makes the role allocate too much."""
-            needed = cls.count_announced_bytes(size, own_size=own_size, member_count=member_count)
+            needed = cls.count_announced_bytes(
+                announced_size, own_size=own_size, member_count=member_count
+            )
             return needed > MAX_ANNOUNCED_BYTES
 
         # The memory grows with the size, so bisection finds the first size that takes too much.
@@ -1039,14 +1047,16 @@ class SetIntersection(ABC):
         `own_size`: the number of IDs of `me`. `member_count`: how many parties with IDs there are
         beside the hub.
         """
-        size = self.largest_announced_size
-        needed = self.count_announced_bytes(size, own_size=own_size, member_count=member_count)
+        max_announced_size = self.largest_announced_size
+        needed = self.count_announced_bytes(
+            max_announced_size, own_size=own_size, member_count=member_count
+        )
         if needed > MAX_ANNOUNCED_BYTES:
             largest = self.find_largest_size(own_size=own_size, member_count=member_count)
             raise LocalProtocolError(
-                f"{me}: whoever announces {size:,} IDs to {self.name} would have {me} take "
-                f"{needed / 2**30:,.1f} GiB, expected {MAX_ANNOUNCED_BYTES / 2**30:g} GiB at "
-                f"most; agree on {largest:,} IDs at most (maximum_ids), or on ecdh"
+                f"{me}: whoever announces {max_announced_size:,} IDs to {self.name} would have "
+                f"{me} take {needed / 2**30:,.1f} GiB, expected {MAX_ANNOUNCED_BYTES / 2**30:g} "
+                f"GiB at most; agree on {largest:,} IDs at most (maximum_ids), or on ecdh"
             )
 
 
@@ -1153,15 +1163,15 @@ class ResumableIntersection(SetIntersection):
         """
         return max(self._expected_sizes.values(), default=self.agreement.largest_size)
 
-    def require_expected_size(self, peer: str, size: int) -> None:
-        """Raise RemoteProtocolError if `peer` announced `size` IDs and this party expects another
-        number. A peer without an expected size may announce any number.
+    def require_expected_size(self, peer: str, announced_size: int) -> None:
+        """Raise RemoteProtocolError if `peer` announced `announced_size` IDs and this party expects
+        another number. A peer without an expected size may announce any number.
         """
-        expected = self._expected_sizes.get(peer, size)
-        if size != expected:
+        expected_size = self._expected_sizes.get(peer, announced_size)
+        if announced_size != expected_size:
             raise RemoteProtocolError(
-                f"{peer} sent a list of {size} IDs for a bucket, expected {expected} by the size "
-                "of its set; all parties fill up their lists"
+                f"{peer} sent a list of {announced_size} IDs for a bucket, expected "
+                f"{expected_size} by the size of its set; all parties fill up their lists"
             )
 
 

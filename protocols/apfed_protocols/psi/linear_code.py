@@ -138,16 +138,16 @@ def _multiply_by_root(coefficients: list[int], root_exponent: int, powers: list[
     times_root.append(0)  # as many degrees as the other product
     times_z = [0, *coefficients]
     # Addition and subtraction in GF(2^9) are XOR.
-    return [left ^ right for left, right in zip(times_root, times_z, strict=True)]
+    return [root_term ^ z_term for root_term, z_term in zip(times_root, times_z, strict=True)]
 
 
-def _multiply_polynomials(left: int, right: int) -> int:
+def _multiply_polynomials(factor: int, other_factor: int) -> int:
     """Return the product of two polynomials over GF(2); bit k is the coefficient of degree k."""
     product = 0
-    while right:
-        lowest_term = right & -right
-        product ^= left * lowest_term
-        right ^= lowest_term
+    while other_factor:
+        lowest_term = other_factor & -other_factor
+        product ^= factor * lowest_term
+        other_factor ^= lowest_term
     return product
 
 

@@ -172,15 +172,17 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs; the
-        other arguments do not matter.
+    def count_announced_bytes(
+        cls, announced_size: int, *, own_size: int = 0, member_count: int = 1
+    ) -> int:
+        """Return the bytes of memory that a role allocates because a peer announces
+        `announced_size` IDs; the other arguments do not matter.
 
         A member needs most: it has the hub's vector U and the matrix Q, which is as large, in
         memory, each in two copies at most. The hub needs less to match as many tags.
         """
         del own_size, member_count
-        return 4 * count_vector_bytes(size) + _WORKING_BYTES
+        return 4 * count_vector_bytes(announced_size) + _WORKING_BYTES
 
     @staticmethod
     def compute_max_message_bytes(id_count: int) -> int:
@@ -208,7 +210,7 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
-        size = agreement.compute_announced_size(me, len(ids))
+        announced_size = agreement.compute_announced_size(me, len(ids))
         secret_by_member = {member: self._derive_secret(member) for member in members}
         own_secret = self._derive_secret("")
         hash_key = derive_key(own_secret, b"ot key of the hash")
@@ -219,16 +221,17 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
             for member, secret in secret_by_member.items()
         }
         hello_bodies = {
-            member: HELLO.pack(hash_key, size, senders[member].message) for member in members
+            member: HELLO.pack(hash_key, announced_size, senders[member].message)
+            for member in members
         }
         yield endpoint.make_round(Kind.HELLO, hello_bodies, awaited=())
         # Meanwhile the members compute their points.
         store_seed = derive_key(own_secret, b"ot store")
-        equations, id_hashes, store = _encode_hub_ids(me, ids, size, hash_key, store_seed)
+        equations, id_hashes, store = _encode_hub_ids(me, ids, announced_size, hash_key, store_seed)
         received = yield wait_for(members)
         member_sizes = {member: self._parse_size(endpoint, received, member) for member in members}
         tag_bytes_by_member = {
-            member: count_tag_bytes(size, member_size)
+            member: count_tag_bytes(announced_size, member_size)
             for member, member_size in member_sizes.items()
         }
         extensions = {}
@@ -246,7 +249,7 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
             del vector_round
             output_key = _derive_output_key(agreement, hash_key, member)
             tagger = Tagger(output_key, tag_bytes_by_member[member])
-            t0_of_store = t0[: count_vector_elements(size)]  # without the random rows
+            t0_of_store = t0[: count_vector_elements(announced_size)]  # without the random rows
             own_tags[member] = tagger.tag_hub_ids(t0_of_store, equations, id_hashes)
             extensions[member] = extension
             del t0, t0_of_store
@@ -278,7 +281,7 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         """
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = self.agreement
-        size = agreement.compute_announced_size(me, len(ids))
+        announced_size = agreement.compute_announced_size(me, len(ids))
         secret = self._derive_secret(hub)
         choices = keystream(secret, b"ot choices", length=linear_code.LENGTH // 8)
         receiver = base_ot.Receiver(
@@ -286,7 +289,7 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
             derive_key(secret, b"ot base"),
             session=_derive_base_session(agreement, hub, me),
         )
-        size_and_points = SIZE.pack(size) + receiver.message
+        size_and_points = SIZE.pack(announced_size) + receiver.message
         received = yield endpoint.make_round(Kind.CHOICES, {hub: size_and_points}, awaited=[hub])
         hello_body = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
         hash_key, hub_size, point = HELLO.unpack(hello_body)
@@ -303,13 +306,13 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         received = yield wait_for([hub])
         extension.check_proof(endpoint.parse_message(received, hub, Kind.PROOF, PROOF_BYTES), hub)
         output_key = _derive_output_key(agreement, hash_key, me)
-        tagger = Tagger(output_key, count_tag_bytes(hub_size, size))
+        tagger = Tagger(output_key, count_tag_bytes(hub_size, announced_size))
         tags = tagger.tag_member_ids(
             digests, q_of_store, extension.choices, endpoint.report_progress
         )
         del digests, q_of_store
-        sent_rows = random_permutation(size, key=derive_key(secret, b"ot order"))
-        tags = add_random_tags(tags, size, seed=derive_key(secret, b"ot filling"))
+        sent_rows = random_permutation(announced_size, key=derive_key(secret, b"ot order"))
+        tags = add_random_tags(tags, announced_size, seed=derive_key(secret, b"ot filling"))
         shuffled_tags = tags.take(sent_rows, axis=0).tobytes()
         received = yield endpoint.make_round(Kind.TAGS, {hub: shuffled_tags}, awaited=[hub])
         result = parse_revealed_rows(endpoint, received, hub, sent_rows, hub_size)
@@ -333,16 +336,16 @@ class OtIntersection(CoroutineIntersection, ResumableIntersection):
         `received`: messages by sender.
         """
         choices_body = endpoint.parse_message(received, member, Kind.CHOICES, CHOICES_BYTES)
-        (size,) = SIZE.unpack_from(choices_body)
-        self._check_size(member, size)
-        return int(size)
+        (announced_size,) = SIZE.unpack_from(choices_body)
+        self._check_size(member, announced_size)
+        return int(announced_size)
 
-    def _check_size(self, peer: str, size: int) -> None:
+    def _check_size(self, peer: str, announced_size: int) -> None:
         """Raise RemoteProtocolError if the number of IDs that `peer` announces is not the agreed or
         expected one.
         """
-        self.agreement.check_announced_sizes(peer, [size], [peer])
-        self.require_expected_size(peer, size)
+        self.agreement.check_announced_sizes(peer, [announced_size], [peer])
+        self.require_expected_size(peer, announced_size)
 
 
 def count_vector_bytes(hub_size: int) -> int:
@@ -353,14 +356,14 @@ def count_vector_bytes(hub_size: int) -> int:
 
 
 def _encode_hub_ids(
-    me: str, ids: Sequence[bytes], size: int, hash_key: bytes, seed: bytes
+    me: str, ids: Sequence[bytes], announced_size: int, hash_key: bytes, seed: bytes
 ) -> tuple[Equations, Elements, Elements]:
     """Encode the IDs of the hub `me` as a store D in which each ID x decodes to 85 bits of H(x).
 
     Args:
         me: the hub's name, for errors.
         ids: the hub's n encoded IDs.
-        size: the number of IDs that the hub announces, on which the store's size depends.
+        announced_size: the number of IDs that the hub announces, on which the store's size depends.
         hash_key: the key of the hash of IDs.
         seed: 32 secret bytes for the cells that no ID needs.
 
@@ -368,7 +371,7 @@ def _encode_hub_ids(
         The equations, which say which cells each ID selects; H(x) of each ID, 128 bits, (n, 2)
         words; and the store, (cells, 2) words.
     """
-    cell_count = count_cells(size)
+    cell_count = count_cells(announced_size)
     digests = digest_ids(ids, hash_key)
     equations = Equations.from_digests(digests, cell_count)
     id_hashes = extract_id_hashes(digests)

@@ -108,8 +108,10 @@ class ExtensionReceiver:
         )
         padding = np.zeros(-len(choice_words) % _MASK_WORD_COUNT, np.uint64)
         self._choice_words = np.concatenate([choice_words, padding, masks])
-        self._keys_of_t0 = _derive_batch_keys([first for first, _ in self._keys], batch_index)
-        keys_of_t1 = _derive_batch_keys([second for _, second in self._keys], batch_index)
+        self._keys_of_t0 = _derive_batch_keys(
+            [first_key for first_key, _ in self._keys], batch_index
+        )
+        keys_of_t1 = _derive_batch_keys([second_key for _, second_key in self._keys], batch_index)
         row_count = WORD_BITS * len(self._choice_words)
         vector = np.empty((row_count // WORD_BITS) * COLUMN_COUNT, "<u8")
         numbers = np.empty(row_count, np.uint32)

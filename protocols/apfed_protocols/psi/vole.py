@@ -160,14 +160,19 @@ class VoleIntersection(DealtIntersection):
         return Guesses(hub=count_vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
-    def count_announced_bytes(cls, size: int, *, own_size: int = 0, member_count: int = 1) -> int:
-        """Return the bytes of memory that a role allocates because a peer announces `size` IDs: the
-        larger of what the dealer needs, which makes a vector for as many IDs as the hub announces,
-        and what the hub needs, which matches as many tags as a member announces. The other
-        arguments do not matter.
+    def count_announced_bytes(
+        cls, announced_size: int, *, own_size: int = 0, member_count: int = 1
+    ) -> int:
+        """Return the bytes of memory that a role allocates because a peer announces
+        `announced_size` IDs: the larger of what the dealer needs, which makes a vector for as many
+        IDs as the hub announces, and what the hub needs, which matches as many tags as a member
+        announces. The other arguments do not matter.
         """
         del own_size, member_count
-        return max(DEALER_ELEMENT_BYTES * count_vector_elements(size), _MATCHED_TAG_BYTES * size)
+        return max(
+            DEALER_ELEMENT_BYTES * count_vector_elements(announced_size),
+            _MATCHED_TAG_BYTES * announced_size,
+        )
 
     @property
     def max_message_bytes(self) -> int:
@@ -184,13 +189,13 @@ class VoleIntersection(DealtIntersection):
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = endpoint.agreement
         hash_key = fresh_key()
-        size = agreement.compute_announced_size(endpoint.me, len(ids))
-        hello_bodies = dict.fromkeys(members, HELLO.pack(hash_key, size))
+        announced_size = agreement.compute_announced_size(endpoint.me, len(ids))
+        hello_bodies = dict.fromkeys(members, HELLO.pack(hash_key, announced_size))
         hello_round = endpoint.make_round(Kind.HELLO, hello_bodies, awaited=members)
-        order_round = _OLE_EXCHANGE.make_order(endpoint, size)
+        order_round = _OLE_EXCHANGE.make_order(endpoint, announced_size)
         yield Round(outgoing=[*hello_round.outgoing, *order_round.outgoing], awaited=())
         # Meanwhile the dealer works.
-        equations, store = _encode_ids(endpoint.me, ids, hash_key, count_cells(size))
+        equations, store = _encode_ids(endpoint.me, ids, hash_key, count_cells(announced_size))
         received = yield wait_for([*members, *order_round.awaited])
         commitments = {}
         member_sizes = {}
@@ -199,7 +204,7 @@ class VoleIntersection(DealtIntersection):
             commitments[member], member_sizes[member] = COMMIT.unpack(commit_body)
             agreement.check_announced_sizes(member, [member_sizes[member]], [member])
         shares_by_member = yield from _OLE_EXCHANGE.receive_hub_shares(
-            endpoint, size, members, received
+            endpoint, announced_size, members, received
         )
         key_parts = {member: fresh_key() for member in members}
         vectors = {
@@ -219,7 +224,7 @@ class VoleIntersection(DealtIntersection):
         received = yield wait_for(members)
         positions = {}
         for member, member_size in member_sizes.items():
-            tag_bytes = count_tag_bytes(size, member_size)
+            tag_bytes = count_tag_bytes(announced_size, member_size)
             body_bytes = KEY_BYTES + tag_bytes * member_size
             body = endpoint.parse_message(received, member, Kind.TAGS, body_bytes)
             member_key_part = _parse_key_part(member, body, commitments[member])
@@ -243,8 +248,8 @@ class VoleIntersection(DealtIntersection):
         endpoint = Endpoint(me, self.agreement, self.progress)
         agreement = endpoint.agreement
         key_part = fresh_key()
-        size = agreement.compute_announced_size(endpoint.me, len(ids))
-        commit_body = COMMIT.pack(hashlib.sha256(key_part).digest(), size)
+        announced_size = agreement.compute_announced_size(endpoint.me, len(ids))
+        commit_body = COMMIT.pack(hashlib.sha256(key_part).digest(), announced_size)
         received = yield endpoint.make_round(Kind.COMMIT, {hub: commit_body}, awaited=[hub])
         hello_body = endpoint.parse_message(received, hub, Kind.HELLO, HELLO.size)
         hash_key, hub_size = HELLO.unpack(hello_body)
@@ -261,7 +266,7 @@ class VoleIntersection(DealtIntersection):
         store = share.unmask_vector(hub, memoryview(body)[KEY_BYTES:])
         output_key = _derive_output_key(agreement, endpoint.me, body[:KEY_BYTES], key_part)
         del received, body
-        tag_bytes = count_tag_bytes(hub_size, size)
+        tag_bytes = count_tag_bytes(hub_size, announced_size)
         tags = _compute_member_tags(
             digests,
             store,
@@ -271,8 +276,8 @@ class VoleIntersection(DealtIntersection):
             report_progress=endpoint.report_progress,
         )
         del digests, store
-        sent_rows = random_permutation(size)
-        tags = add_random_tags(tags, size).take(sent_rows, axis=0)
+        sent_rows = random_permutation(announced_size)
+        tags = add_random_tags(tags, announced_size).take(sent_rows, axis=0)
         received = yield endpoint.make_round(
             Kind.TAGS, {hub: key_part + tags.tobytes()}, awaited=[hub]
         )
@@ -380,14 +385,14 @@ def encode_values(
         ) from error
 
 
-def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags:
-    """Return a member's tags, padded with random tags to `size`, the announced number of its IDs,
-    so that the hub does not learn the true number.
+def add_random_tags(tags: Tags, announced_size: int, *, seed: bytes | None = None) -> Tags:
+    """Return a member's tags, padded with random tags to `announced_size`, the announced number of
+    its IDs, so that the hub does not learn the true number.
 
     `seed`: 32 secret bytes, used once, from which the random tags are expanded; None: a fresh seed.
     """
     tag_count, tag_bytes = tags.shape
-    padding = keystream(seed or fresh_key(), length=tag_bytes * (size - tag_count))
+    padding = keystream(seed or fresh_key(), length=tag_bytes * (announced_size - tag_count))
     return np.concatenate([tags, np.frombuffer(padding, np.uint8).reshape(-1, tag_bytes)])
 
 
@@ -456,9 +461,9 @@ def _split_dealt_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memor
     """
     content = memoryview(dealt)
     end_of_seed = OLE_NAME_BYTES + KEY_BYTES
-    name = bytes(content[:OLE_NAME_BYTES])
+    ole_name = bytes(content[:OLE_NAME_BYTES])
     seed = bytes(content[OLE_NAME_BYTES:end_of_seed])
-    return name, seed, content[end_of_seed:]
+    return ole_name, seed, content[end_of_seed:]
 
 
 def deal_vector_ole(element_count: int) -> tuple[bytes, bytes]:
@@ -469,7 +474,7 @@ def deal_vector_ole(element_count: int) -> tuple[bytes, bytes]:
         The dealer's message to the hub, from which it gets A and C; and the message to the member,
         from which it gets B and Delta. A and B are sent as seeds.
     """
-    name = fresh_key()[:OLE_NAME_BYTES]
+    ole_name = fresh_key()[:OLE_NAME_BYTES]
     seed_a = fresh_key()
     seed_b = fresh_key()
     delta = bytes(ELEMENT_BYTES)
@@ -477,8 +482,8 @@ def deal_vector_ole(element_count: int) -> tuple[bytes, bytes]:
         delta = fresh_key()[:ELEMENT_BYTES]
     c = Multiplier(delta).multiply_elements(expand_elements(seed_a, b"a", element_count))
     add_random_words(c, seed_b, b"b")
-    message_to_hub = name + seed_a + to_bytes(c)
-    message_to_member = name + seed_b + delta
+    message_to_hub = ole_name + seed_a + to_bytes(c)
+    message_to_member = ole_name + seed_b + delta
     return message_to_hub, message_to_member
 
 
@@ -487,15 +492,15 @@ def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
     OLE. Raises RemoteProtocolError: the number is not the agreed size or, if no sizes are agreed,
     exceeds the agreed limit.
     """
-    (size,) = ORDER.unpack(order)
+    (ordered_size,) = ORDER.unpack(order)
     has_agreed_sizes = bool(agreement.sizes)
     largest_size = agreement.get_size(hub) if has_agreed_sizes else agreement.maximum_ids
-    if size > largest_size or (has_agreed_sizes and size != largest_size):
+    if ordered_size > largest_size or (has_agreed_sizes and ordered_size != largest_size):
         raise RemoteProtocolError(
-            f"{hub} orders a vector for {size} IDs, the parties agreed on "
+            f"{hub} orders a vector for {ordered_size} IDs, the parties agreed on "
             f"{'' if has_agreed_sizes else 'at most '}{largest_size}"
         )
-    return int(size)
+    return int(ordered_size)
 
 
 def hash_values(values: Elements, key: bytes, tag_bytes: int) -> Tags:
@@ -652,50 +657,58 @@ class VectorOleExchange(Generic[AnyKind]):
     """The exchange of a backend by which the hub orders vector OLEs and the dealer deals them.
 
     Attributes:
-        order: the kind of the hub's message to the dealer.
-        dealt: the kind of the dealer's messages.
+        order_kind: the kind of the hub's message to the dealer.
+        dealt_kind: the kind of the dealer's messages.
         count_elements: returns the length of a vector for a number of the hub's IDs.
     """
 
-    order: AnyKind
-    dealt: AnyKind
+    order_kind: AnyKind
+    dealt_kind: AnyKind
     count_elements: Callable[[int], int]
 
-    def make_order(self, endpoint: AnyEndpoint[AnyKind], size: int) -> Round:
+    def make_order(self, endpoint: AnyEndpoint[AnyKind], hub_size: int) -> Round:
         """Return the step of the hub's role that orders a vector OLE (correlated random vectors)
-        for `size` IDs and one member from the dealer, and waits for the dealer's message.
+        for `hub_size` IDs and one member from the dealer, and waits for the dealer's message.
         """
         dealer = endpoint.agreement.dealer
-        return endpoint.make_round(self.order, {dealer: ORDER.pack(size)}, awaited=[dealer])
+        return endpoint.make_round(
+            self.order_kind, {dealer: ORDER.pack(hub_size)}, awaited=[dealer]
+        )
 
     def receive_hub_shares(
-        self, endpoint: AnyEndpoint[AnyKind], size: int, members: Sequence[str], received: Messages
+        self,
+        endpoint: AnyEndpoint[AnyKind],
+        hub_size: int,
+        members: Sequence[str],
+        received: Messages,
     ) -> Generator[Round, Messages, dict[str, HubShare]]:
         """Receive the hub's shares of the vector OLEs, one for each member, and return them by
         member. The vectors are ordered one after another, so that the dealer has one in memory.
 
         Args:
             endpoint: frames and parses the hub's messages.
-            size: the number of IDs that the hub announces.
+            hub_size: the number of IDs that the hub announces.
             members: the members' names.
             received: messages by sender, with the dealer's answer to the first order, which was
                 sent already.
         """
         dealer = endpoint.agreement.dealer
-        length = count_hub_dealt_bytes(self.count_elements(size))
+        dealt_bytes = count_hub_dealt_bytes(self.count_elements(hub_size))
         shares = dict[str, HubShare]()
         for member in members:
             is_first = not shares
             if not is_first:
-                received = yield self.make_order(endpoint, size)
-            dealt = endpoint.parse_message(received, dealer, self.dealt, length)
+                received = yield self.make_order(endpoint, hub_size)
+            dealt = endpoint.parse_message(received, dealer, self.dealt_kind, dealt_bytes)
             shares[member] = HubShare.from_message(dealt)
         return shares
 
     def parse_member_share(self, endpoint: AnyEndpoint[AnyKind], received: Messages) -> MemberShare:
         """Return a member's share from the dealer's message in `received`."""
         dealer = endpoint.agreement.dealer
-        dealt = endpoint.parse_message(received, dealer, self.dealt, count_member_dealt_bytes())
+        dealt = endpoint.parse_message(
+            received, dealer, self.dealt_kind, count_member_dealt_bytes()
+        )
         return MemberShare.from_message(dealt, dealer=dealer)
 
     def deal_shares(
@@ -707,23 +720,21 @@ class VectorOleExchange(Generic[AnyKind]):
         Raises RemoteProtocolError: the orders are for different numbers, or for a number that does
         not fit the agreement.
         """
-        size = 0
-        sizes = set[int]()
+        ordered_size = 0
+        ordered_sizes = set[int]()
         for member in members:
             received = yield wait_for([hub])
-            order = endpoint.parse_message(received, hub, self.order, ORDER.size)
-            size = _parse_order(endpoint.agreement, hub, order)
-            sizes.add(size)
-            if len(sizes) > 1:
-                ordered_sizes = ", ".join(map(str, sorted(sizes)))
-                raise RemoteProtocolError(
-                    f"{hub} orders for sets of {ordered_sizes} IDs, it has one"
-                )
-            message_to_hub, message_to_member = deal_vector_ole(self.count_elements(size))
+            order = endpoint.parse_message(received, hub, self.order_kind, ORDER.size)
+            ordered_size = _parse_order(endpoint.agreement, hub, order)
+            ordered_sizes.add(ordered_size)
+            if len(ordered_sizes) > 1:
+                size_list = ", ".join(map(str, sorted(ordered_sizes)))
+                raise RemoteProtocolError(f"{hub} orders for sets of {size_list} IDs, it has one")
+            message_to_hub, message_to_member = deal_vector_ole(self.count_elements(ordered_size))
             yield endpoint.make_round(
-                self.dealt, {hub: message_to_hub, member: message_to_member}, awaited=()
+                self.dealt_kind, {hub: message_to_hub, member: message_to_member}, awaited=()
             )
-        return size
+        return ordered_size
 
 
 _OLE_EXCHANGE = VectorOleExchange(Kind.DEAL, Kind.DEALT, count_vector_elements)
