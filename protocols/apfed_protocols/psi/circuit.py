@@ -37,6 +37,7 @@ import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -897,14 +898,13 @@ def _agree_as_member(
     slot_counts = [backend.count_slots(size, bin_count) for size in sizes]
     candidate_keys = _derive_candidate_keys(endpoint, hub_key_part, packed_key_parts)
 
-    def fill_table(key: bytes) -> _FilledTable | None:
-        """Return the tag, bins and token of each ID under this key (`fingerprint_ids`), and the
-        tags in all slots, (slots, bins); None if the IDs do not fit.
-        """
-        id_tags, bins_n3, tokens = hashing.fingerprint_ids(ids, key, bin_count)
-        table = backend.make_table(id_tags, bins_n3, bin_count, slot_counts[member_index])
-        return None if table is None else ((id_tags, bins_n3, tokens), table)
-
+    fill_table = partial(
+        _fill_table,
+        ids=ids,
+        backend=backend,
+        bin_count=bin_count,
+        slot_count=slot_counts[member_index],
+    )
     key, filled_table = yield from _fill_slots(endpoint, hub, candidate_keys, fill_table)
     (id_tags, bins_n3, tokens), tags_KB = filled_table
     return CircuitInputs(
@@ -919,6 +919,25 @@ def _agree_as_member(
         tokens=tokens,
         row_of_bin=np.empty(0, np.int64),  # only the hub puts one row into each bin
     )
+
+
+def _fill_table(
+    key: bytes,
+    *,
+    ids: Sequence[bytes],
+    backend: CircuitIntersection,
+    bin_count: int,
+    slot_count: int,
+) -> _FilledTable | None:
+    """Hash a member's IDs under a key, and put them into its bins. Return the tag, bins and token
+    of each ID (`fingerprint_ids`), and the tags in all slots, (slots, bins); None if the IDs do not
+    fit.
+
+    `slot_count`: the slots of each of the `bin_count` bins.
+    """
+    id_tags, bins_n3, tokens = hashing.fingerprint_ids(ids, key, bin_count)
+    tags_KB = backend.make_table(id_tags, bins_n3, bin_count, slot_count)
+    return None if tags_KB is None else ((id_tags, bins_n3, tokens), tags_KB)
 
 
 def _check_member_index(endpoint: Endpoint, hub: str, member_index: int, member_count: int) -> None:

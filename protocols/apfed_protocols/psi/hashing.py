@@ -69,37 +69,43 @@ def count_bin_slots(member_size: int, bin_count: int) -> int:
     """Return K, the number of slots of a member's bin: no bin gets more than K IDs, except with
     probability 2^-40. A member puts each ID into all three of its bins.
 
-    K is computed by a union bound over B bins. The number of IDs in one bin is Binomial(n, 3 / B);
-    its tail from k on, for k above the mean, is at most the tail's first term times
-    (k + 1) / (k + 1 - 3n / B) (Feller, vol. 1, VI.3).
-
     Args:
         member_size: n, the number of the member's IDs.
         bin_count: B, the number of bins of the hub's hash table.
     """
-    bin_probability = BINS_PER_ID / bin_count
-    mean = member_size * bin_probability
-
-    def is_large_enough(slot_count: int) -> bool:
-        """Return whether the union bound for more than `slot_count` IDs in a bin is below 2^-40."""
-        excess = slot_count + 1
-        log_binomial = (
-            math.lgamma(member_size + 1)
-            - math.lgamma(excess + 1)
-            - math.lgamma(member_size - excess + 1)
-        )
-        log_term = (
-            log_binomial
-            + excess * math.log(bin_probability)
-            + (member_size - excess) * math.log1p(-bin_probability)
-        )
-        log_tail = log_term + math.log((excess + 1) / (excess + 1 - mean))
-        return log_tail + math.log(bin_count) <= -_FAILURE_BITS * math.log(2)
-
-    # Above the mean the tail falls with k, so that bisection finds the least number that fits.
-    candidates = range(math.floor(mean) + 1, member_size)
-    index = bisect.bisect_left(candidates, True, key=is_large_enough)
+    max_log_probability = -_FAILURE_BITS * math.log(2)
+    mean_load = member_size * BINS_PER_ID / bin_count
+    candidates = range(math.floor(mean_load) + 1, member_size)
+    # Above the mean the bound falls with K, so that bisection finds the least K that is enough.
+    index = bisect.bisect_left(
+        candidates,
+        True,
+        key=lambda k: _bound_log_overflow(k, member_size, bin_count) <= max_log_probability,
+    )
     return candidates[index] if index < len(candidates) else max(member_size, 1)
+
+
+def _bound_log_overflow(slot_count: int, member_size: int, bin_count: int) -> float:
+    """Return the logarithm of a bound on the probability that some bin gets more IDs than it has
+    slots: a union bound over B bins.
+
+    The number of IDs in one bin is Binomial(n, 3 / B); its tail from k on, for k above the mean, is
+    at most the tail's first term times (k + 1) / (k + 1 - 3n / B) (Feller, vol. 1, VI.3).
+
+    Args:
+        slot_count: k - 1, the number of slots of a bin.
+        member_size: n, the number of the member's IDs.
+        bin_count: B, the number of bins.
+    """
+    k = slot_count + 1
+    bin_probability = BINS_PER_ID / bin_count
+    log_binomial = (
+        math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
+    )
+    log_no_other = (member_size - k) * math.log1p(-bin_probability)
+    log_first_term = log_binomial + k * math.log(bin_probability) + log_no_other
+    log_tail = log_first_term + math.log((k + 1) / (k + 1 - member_size * bin_probability))
+    return log_tail + math.log(bin_count)
 
 
 def fingerprint_ids(
