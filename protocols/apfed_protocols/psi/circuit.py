@@ -1332,9 +1332,11 @@ def split_bins(bin_count: int, slot_counts: Sequence[int]) -> Sequence[slice]:
 
     `slot_counts`: the slots of each member's bins.
     """
-    # A slot takes 64 bits, the AND over all members one bit for each member.
-    max_words = max(*slot_counts, math.ceil(len(slot_counts) / WORD_BITS))
-    chunk_bins = max(WORD_BITS, MAX_CHUNK_SLOTS // max_words // WORD_BITS * WORD_BITS)
+    # A slot takes a word of 64 bits, the AND over all members one bit for each member.
+    words_per_bin = max(*slot_counts, math.ceil(len(slot_counts) / WORD_BITS))
+    # A chunk has whole words of 64 bins, at least one.
+    chunk_words = max(1, MAX_CHUNK_SLOTS // (words_per_bin * WORD_BITS))
+    chunk_bins = WORD_BITS * chunk_words
     return [
         slice(start, min(start + chunk_bins, bin_count))
         for start in range(0, bin_count, chunk_bins)
