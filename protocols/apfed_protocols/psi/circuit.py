@@ -786,11 +786,11 @@ def _agree_as_hub(
     yield endpoint.make_round(Kind.REVEAL, reveal_bodies, awaited=())
     bin_count = hashing.count_bins(announced_size)
     candidate_keys = _derive_candidate_keys(endpoint, own_key_part, packed_key_parts)
-    key, (id_tags, bins_n3, tokens), row_of_bin = yield from _fill_bins(
+    shared_key, (id_tags, bins_n3, tokens), row_of_bin = yield from _fill_bins(
         endpoint, members, ids, candidate_keys, bin_count
     )
     return CircuitInputs(
-        shared_key=key,
+        shared_key=shared_key,
         mask_seeds=mask_seeds,
         member_index=0,
         slot_counts=[backend.count_slots(member_size, bin_count) for member_size in member_sizes],
@@ -886,18 +886,15 @@ def _agree_as_member(
     packed_key_parts = reveal_body[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_key_part).digest(), commitment):
         raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
-    own_part_start = _KEY_PART.size * member_index
-    if packed_key_parts[own_part_start : own_part_start + _KEY_PART.size] != _KEY_PART.pack(
-        own_key_part, own_size
-    ):
+    key_parts_and_sizes = list(_KEY_PART.iter_unpack(packed_key_parts))
+    if key_parts_and_sizes[member_index] != (own_key_part, own_size):
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {endpoint.me} wrongly")
-    sizes = [size for _, size in _KEY_PART.iter_unpack(packed_key_parts)]
+    member_sizes = [size for _, size in key_parts_and_sizes]
     members = [party for party in endpoint.agreement.sizes if party != hub]
-    endpoint.agreement.check_announced_sizes(hub, sizes, members)
+    endpoint.agreement.check_announced_sizes(hub, member_sizes, members)
     bin_count = hashing.count_bins(hub_size)
-    slot_counts = [backend.count_slots(size, bin_count) for size in sizes]
+    slot_counts = [backend.count_slots(size, bin_count) for size in member_sizes]
     candidate_keys = _derive_candidate_keys(endpoint, hub_key_part, packed_key_parts)
-
     fill_table = partial(
         _fill_table,
         ids=ids,
@@ -905,14 +902,14 @@ def _agree_as_member(
         bin_count=bin_count,
         slot_count=slot_counts[member_index],
     )
-    key, filled_table = yield from _fill_slots(endpoint, hub, candidate_keys, fill_table)
+    shared_key, filled_table = yield from _fill_slots(endpoint, hub, candidate_keys, fill_table)
     (id_tags, bins_n3, tokens), tags_KB = filled_table
     return CircuitInputs(
-        shared_key=key,
+        shared_key=shared_key,
         mask_seeds=[mask_seed],
         member_index=member_index,
         slot_counts=slot_counts,
-        announced_sizes=[hub_size, *sizes],
+        announced_sizes=[hub_size, *member_sizes],
         tags=tags_KB,
         bins_n3=bins_n3,
         id_tags=id_tags,
