@@ -997,8 +997,9 @@ def _fill_slots(
 def _derive_candidate_keys(
     endpoint: Endpoint, hub_key_part: bytes, packed_key_parts: bytes
 ) -> Sequence[bytes]:
-    """Return the hash keys that are tried one after another, derived from the hub's random part
-    `hub_key_part` and from the members' parts and sizes, `packed_key_parts`.
+    """Return the hash keys that are tried one after another until the IDs of all parties fit into
+    their bins. They are derived from the hub's random part `hub_key_part` and from the members'
+    parts and sizes, `packed_key_parts`.
     """
     digest = endpoint.agreement.digest
     return [

@@ -34,9 +34,8 @@ DISTANCE = 128
 WORDS = LENGTH // 64
 _FIELD_DEGREE = 9
 _FIELD_POLYNOMIAL = 0b1000010001  # x^9 + x^4 + 1, of which x is a primitive root
-_FIELD_ORDER = (
-    2**_FIELD_DEGREE - 1
-)  # the order of x in GF(2^9), and the length of the code before extension
+_ORDER_OF_X = 2**_FIELD_DEGREE - 1  # in GF(2^9)
+_UNEXTENDED_LENGTH = LENGTH - 1  # without the bit that makes the number of ones even
 _ROOT_COUNT = DISTANCE - 2
 _MESSAGE_MASK = np.array([2**64 - 1, (1 << (DIMENSION - 64)) - 1], np.uint64)
 
@@ -74,13 +73,13 @@ def make_generator() -> tuple[int, ...]:
     """
     polynomial = _multiply_minimal_polynomials()
     degree = polynomial.bit_length() - 1
-    assert _FIELD_ORDER - degree == DIMENSION
+    assert _UNEXTENDED_LENGTH - degree == DIMENSION
     rows = []
     for position in range(DIMENSION):
         check_bits = _reduce_polynomial(1 << (degree + position), polynomial)
         word = (1 << position) | (check_bits << DIMENSION)
         parity = word.bit_count() & 1
-        rows.append(word | (parity << _FIELD_ORDER))
+        rows.append(word | (parity << _UNEXTENDED_LENGTH))
     return tuple(rows)
 
 
@@ -96,11 +95,11 @@ def _multiply_minimal_polynomials() -> int:
         if exponent in covered_exponents:
             continue
         # A minimal polynomial has x^e and its repeated squares, x^2e, x^4e, ..., as its roots.
-        conjugates = {(exponent << squarings) % _FIELD_ORDER for squarings in range(_FIELD_DEGREE)}
+        conjugates = {(exponent << squarings) % _ORDER_OF_X for squarings in range(_FIELD_DEGREE)}
         covered_exponents |= conjugates
         coefficients = [1]  # of a polynomial over GF(2^9), the lowest first
         for conjugate in conjugates:
-            coefficients = _multiply_by_root(coefficients, conjugate, powers)
+            coefficients = _multiply_by_linear_factor(coefficients, conjugate, powers)
         # All coefficients of a minimal polynomial are 0 or 1.
         minimal_polynomial = sum(
             coefficient << degree for degree, coefficient in enumerate(coefficients)
@@ -112,14 +111,16 @@ def _multiply_minimal_polynomials() -> int:
 def _list_powers() -> list[int]:
     """Return x^0 to x^510 in GF(2^9), as integers of 9 bits (x is a primitive element)."""
     powers = [1]
-    for _ in range(_FIELD_ORDER - 1):
+    for _ in range(_ORDER_OF_X - 1):
         next_power = powers[-1] << 1
         has_overflow = next_power >> _FIELD_DEGREE
         powers.append(next_power ^ _FIELD_POLYNOMIAL if has_overflow else next_power)
     return powers
 
 
-def _multiply_by_root(coefficients: list[int], root_exponent: int, powers: list[int]) -> list[int]:
+def _multiply_by_linear_factor(
+    coefficients: list[int], root_exponent: int, powers: list[int]
+) -> list[int]:
     """Return a polynomial in z over GF(2^9) multiplied by (z - x^exponent).
 
     Args:
@@ -130,9 +131,7 @@ def _multiply_by_root(coefficients: list[int], root_exponent: int, powers: list[
     """
     exponent_by_power = {power: k for k, power in enumerate(powers)}
     times_root = [
-        powers[(exponent_by_power[coefficient] + root_exponent) % _FIELD_ORDER]
-        if coefficient
-        else 0
+        powers[(exponent_by_power[coefficient] + root_exponent) % _ORDER_OF_X] if coefficient else 0
         for coefficient in coefficients
     ]
     times_root.append(0)  # as many degrees as the other product

@@ -232,6 +232,7 @@ class TransferHash:
         mode = modes.ECB()  # noqa: S305
         batch_key = derive_key(key, b"transfers", batch_index.to_bytes(4, "big"))
         self._cipher = Cipher(algorithms.AES(batch_key), mode).encryptor()
+        # `update_into` needs a spare block.
         self._buffer = np.empty(ELEMENT_BYTES * (_ROWS_PER_CHUNK + 1), np.uint8).data
 
     def hash_rows(self, rows_R2: Elements, first_transfer: int) -> Numbers:

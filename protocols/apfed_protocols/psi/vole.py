@@ -519,6 +519,7 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     # ECB, since each block is hashed independently of the others.
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
     hashed = np.empty(values.shape, "<u8")
+    # `update_into` needs a spare block.
     buffer = np.empty(ELEMENT_BYTES * (_ELEMENTS_PER_CHUNK + 1), np.uint8).data
     for start in range(0, len(values), _ELEMENTS_PER_CHUNK):  # in chunks that stay in the cache
         chunk = values[start : start + _ELEMENTS_PER_CHUNK]
