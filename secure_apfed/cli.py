@@ -286,7 +286,7 @@ def _run_seeds(
     """
     from apfed_experiments.several import declare_study
 
-    study = declare_study(config, folder, seeds=seeds, baselines=baselines)
+    study = declare_study(config, folder, seed_count=seeds, should_measure_baselines=baselines)
     answer = finished.run_study(study, jobs, quiet=as_json)
     if as_json:
         terminal.print_json(answer.measured.as_json())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from apfed_experiments.backends import use_backend
-from apfed_experiments.study import Point, base_config, run_points
+from apfed_experiments.study import Point, load_base_config, run_points
 from secure_apfed.config import Config
 
 CHANGES = {
@@ -23,7 +23,9 @@ RUNS = 40
 
 def make_config() -> Config:
     """Return APFed-C on breast cancer, one epoch, under masks, not attacked."""
-    settings = base_config("all-labels-breast-cancer").model_dump(mode="json", exclude_unset=True)
+    settings = load_base_config("all-labels-breast-cancer").model_dump(
+        mode="json", exclude_unset=True
+    )
     for section, changes in CHANGES.items():
         settings[section] = {**settings.get(section, {}), **changes}
     return Config.model_validate({**settings, "guard": CHANGES["guard"], "attacks": []})
@@ -35,7 +37,7 @@ def compute_runs(backend: str, folder: Path) -> pd.DataFrame:
     with use_backend(backend):
         started = time.monotonic()
         point = Point(config=make_config(), folder=folder, figures_only=True)
-        table = run_points([point], range(RUNS), jobs=2, local_models=False).table
+        table = run_points([point], range(RUNS), jobs=2, should_measure_baselines=False).table
     seconds = time.monotonic() - started
     print(f"{backend}: start {started - begun:.1f} s, {RUNS} runs {seconds:.1f} s")
     return table.drop(columns="influence")

@@ -1,6 +1,6 @@
 """Cost of parties against one process: a training step with messages, and with separate processes.
 
-`PROTECTED`: one step of APFed-C with sealed envelopes and a transcript, on one thread, of
+`PROTECTION_TITLE`: one step of APFed-C with sealed envelopes and a transcript, on one thread, of
 perceptrons on a small table of three parties with ten columns each. Cases `SUM/GUARD/b64` and
 `/b256`: each sum with its clip, without a guard (`open`), with a guard of representations, or with
 guard and noise in the sum. The peer is a plain torch loop: the same networks, losses and optimisers

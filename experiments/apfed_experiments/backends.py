@@ -38,18 +38,19 @@ def use_backend(choice: str) -> Iterator[None]:
     """
     # "joblib:NAME" is another form of NAME.
     name, _, address = choice.removeprefix("joblib:").partition(":")
-    known = sorted({*_LOCAL_BACKENDS, *BACKENDS, *_CLUSTERS})
-    if name not in known:
-        raise ConfigError(f"--backend {unknown_name(name, known)}")
-    if name in _CLUSTERS:
+    known_names = sorted({*_LOCAL_BACKENDS, *BACKENDS, *_CONNECT_BY_CLUSTER})
+    if name not in known_names:
+        raise ConfigError(f"--backend {unknown_name(name, known_names)}")
+    if name in _CONNECT_BY_CLUSTER:
         _require_package(name)
-        with _CLUSTERS[name](address or None), joblib.parallel_config(backend=name):
+        with _CONNECT_BY_CLUSTER[name](address or None), joblib.parallel_config(backend=name):
             yield
         return
     if address:
         raise ConfigError(
             f"--backend {name} computes on this machine and takes no address, got {address!r}; an "
-            f"address belongs to {' or '.join(f'{cluster}:ADDRESS' for cluster in _CLUSTERS)}"
+            "address belongs to "
+            f"{' or '.join(f'{cluster}:ADDRESS' for cluster in _CONNECT_BY_CLUSTER)}"
         )
     with joblib.parallel_config(backend=name):
         yield
@@ -107,11 +108,11 @@ def _connect_to_ray(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-_CLUSTERS: Mapping[str, Callable[[str | None], AbstractContextManager[None]]] = {
+_CONNECT_BY_CLUSTER: Mapping[str, Callable[[str | None], AbstractContextManager[None]]] = {
     "dask": _connect_to_dask,
     "ray": _connect_to_ray,
 }
-_PACKAGES = {"dask": "distributed", "ray": "ray"}
+_PACKAGE_BY_CLUSTER = {"dask": "distributed", "ray": "ray"}
 
 
 def _require_listener(address: str) -> None:
@@ -126,7 +127,7 @@ def _require_listener(address: str) -> None:
 
 def _require_package(cluster: str) -> None:
     """Raise ConfigError, with the command to run, if a cluster's package is not installed."""
-    package = _PACKAGES[cluster]
+    package = _PACKAGE_BY_CLUSTER[cluster]
     if find_spec(package) is None:
         raise ConfigError(
             f"--backend {cluster} needs the package '{package}', which is not installed here; run "
@@ -136,5 +137,5 @@ def _require_package(cluster: str) -> None:
 
 def _describe_absence(cluster: str, address: str | None, error: Exception) -> str:
     """Return the message for a cluster that does not respond."""
-    place = f"at {address}" if address else "on this machine"
-    return f"--backend {cluster}: no cluster answers {place}: {error}"
+    location = f"at {address}" if address else "on this machine"
+    return f"--backend {cluster}: no cluster answers {location}: {error}"

@@ -86,29 +86,29 @@ from secure_apfed.runs.outcome import (
 )
 from secure_apfed.settings.data import DataSettings
 
-LEFT_OUT = (
+OMITTED_FOR_DP_SGD = (
     "what the active does alone is left out: without the noise of dp_sgd it would tell of training "
     "rows what this run's epsilons do not cover; to see it, run method single_view without dp_sgd, "
     "in another folder"
 )
 
-NOT_IN_MEMORY = (
+OMITTED_FOR_LAZY_ROWS = (
     "what the active does alone is left out: local models hold all rows in memory, and these are "
     "read when a step needs them"
 )
 
-OTHER_ROWS = "the run and its baselines were not measured on the same test rows"
+DIFFERENT_TEST_ROWS = "the run and its baselines were not measured on the same test rows"
 
-RANKINGS = ("auc", "average_precision")
+RANKING_MEASURES = ("auc", "average_precision")
 """Measures that are reported of each baseline with two classes, whatever it is chosen by."""
 _RIDGE_PENALTIES = tuple(10.0**power for power in range(-3, 5))
-_COSINES = 300  # random Fourier features
+_RANDOM_FEATURE_COUNT = 300  # random Fourier features
 _FOLDS = 5
-_FEWEST_LABELS = 4  # fewer labelled rows cannot choose a regression
-_WORK_NAME = "local models"  # title in messages of progress
-_TIMING_SAMPLES = (500, 5000)  # rows on which the time of all rows is estimated
+_MIN_LABELLED_ROWS = 4  # fewer labelled rows cannot choose a regression
+_PROGRESS_TITLE = "local models"  # title in messages of progress
+_TIMING_SAMPLE_SIZES = (500, 5000)  # rows on which the time of all rows is estimated
 _MAX_TEST_ROWS = 100_000  # test rows of a memory-mapped table that baselines predict at most
-REGRESSORS: Mapping[str, str] = {
+TITLE_BY_REGRESSOR: Mapping[str, str] = {
     "ridge": "Ridge regression",
     "cosines": "Ridge on random features",
     "gradient_boosting": "Gradient boosting",
@@ -281,35 +281,35 @@ class BaselinesRecord(Written):
         `gain`: gain of the run; None: model and baselines were measured on different rows.
         """
         if gain is None:
-            return f"no gain can be told over {self.best.title}: {OTHER_ROWS}"
+            return f"no gain can be told over {self.best.title}: {DIFFERENT_TEST_ROWS}"
         return (
             f"{gain.text}; one run shows no gain, only several seeds do "
             "(secure-apfed run CONFIG --seeds 5)"
         )
 
 
-def settings_digest(config: Config) -> str:
+def digest_settings(config: Config) -> str:
     """Return the SHA-256 digest, in hex, of all settings that local models depend on.
 
     The user's own network counts as any other, since only its party knows which code it is.
     """
     # The shared part names no party's own code.
-    shared, _ = split_user_functions(config, config.data.active_name, ())
+    public_settings, _ = split_user_functions(config, config.data.active_name, ())
     # A mapped table's baselines learn from a sample.
-    unsampled = {"memory_map"} if config.data.memory_map == "auto" else set()
-    relevant: dict[str, Any] = {
-        "data": config.data.model_dump(mode="json", exclude=unsampled),
+    excluded_settings = {"memory_map"} if config.data.memory_map == "auto" else set()
+    digested_settings: dict[str, Any] = {
+        "data": config.data.model_dump(mode="json", exclude=excluded_settings),
         "seed": config.seed,
-        "model": shared.model.model_dump(mode="json", exclude={"head_network"}),
+        "model": public_settings.model.model_dump(mode="json", exclude={"head_network"}),
         # No baseline weighs classes, or takes another loss.
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
     }
     # These enter the digest only where they differ from the usual, as in files of older versions.
     if config.measure != ACCURACY.name:
-        relevant["measure"] = config.measure
+        digested_settings["measure"] = config.measure
     if config.labels_are_private:
-        relevant["labels"] = config.labels.model_dump(mode="json")
-    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
+        digested_settings["labels"] = config.labels.model_dump(mode="json")
+    return hashlib.sha256(json.dumps(digested_settings, sort_keys=True).encode()).hexdigest()
 
 
 def locate_baselines(config: Config, folder: Path) -> Path:
@@ -317,17 +317,21 @@ def locate_baselines(config: Config, folder: Path) -> Path:
 
     Runs with the same data, seed, network and training have the same file.
     """
-    return folder / f"solo-{settings_digest(config)[:16]}.json"
+    return folder / f"solo-{digest_settings(config)[:16]}.json"
 
 
-def baseline_scores_file(path: Path) -> Path:
+def locate_baseline_predictions(path: Path) -> Path:
     """Return the path of all baselines' test predictions, given a study's file of baselines."""
     return path.with_suffix(".safetensors")
 
 
 @isolate_torch_modes()
 def load_or_measure_baselines(
-    config: Config, path: Path, *, data: VerticalData | None = None, with_scores: bool = False
+    config: Config,
+    path: Path,
+    *,
+    data: VerticalData | None = None,
+    should_store_predictions: bool = False,
 ) -> BaselinesRecord:
     """Return a study's baselines (local models of the active): stored ones, or measured and then
     stored.
@@ -338,7 +342,8 @@ def load_or_measure_baselines(
         config: run whose data, network and training the baselines share.
         path: file of the baselines (`locate_baselines`).
         data: tables of the run, if loaded already.
-        with_scores: whether test predictions are stored beside the file, for `restrict_baselines`.
+        should_store_predictions: whether test predictions are stored beside the file, for
+            `restrict_baselines`.
 
     Raises:
         ConfigError: the labels are private; `measure_run_baselines` serves such runs.
@@ -351,69 +356,78 @@ def load_or_measure_baselines(
         )
     table_digest = files_digest(config.data, of=[config.data.active_name])
     if path.is_file():
-        stored = load_baselines(config, path)
-        if stored.files not in ("", table_digest):
+        stored_baselines = load_baselines(config, path)
+        if stored_baselines.files not in ("", table_digest):
             raise CheckpointError(
                 f"{path} holds local models of a table that was edited since; remove it and "
                 "measure again"
             )
-        return stored
+        return stored_baselines
     # Local models see the active's own table only.
-    own = (data or load_data(config.data, seed=config.seed)).select_party(config.data.active_name)
-    assert own is not None
-    scores_path = baseline_scores_file(path) if with_scores else None
-    return _measure_baselines(config, path, own, files=table_digest, all_predictions=scores_path)
+    active_data = (data or load_data(config.data, seed=config.seed)).select_party(
+        config.data.active_name
+    )
+    assert active_data is not None
+    predictions_path = locate_baseline_predictions(path) if should_store_predictions else None
+    return _measure_baselines(
+        config, path, active_data, table_digest=table_digest, all_predictions_path=predictions_path
+    )
 
 
 def restrict_baselines(
-    local_models: BaselinesRecord, path: Path, tested: Tensor
+    record: BaselinesRecord, path: Path, is_tested_T: Tensor
 ) -> BaselinesRecord | None:
     """Return a study's baselines (local models), measured again on some of its test rows.
 
     A joint model may be measured on fewer rows than the active tests; gains compare equal rows.
 
     Args:
-        local_models: baselines, measured on all test rows.
+        record: baselines, measured on all test rows.
         path: file of the baselines.
-        tested: whether each of the T test rows is used, (T,), boolean.
+        is_tested_T: whether each of the T test rows is used, (T,), boolean.
 
     Returns:
         None if the baselines' test predictions were not stored, or are of other rows.
     """
-    scores_path = baseline_scores_file(path)
-    if not scores_path.is_file():
+    predictions_path = locate_baseline_predictions(path)
+    if not predictions_path.is_file():
         return None
-    positions = tested.nonzero().flatten().numpy()
-    baselines = []
-    for baseline in local_models.baselines:
-        all_scored = load_scores_file(scores_path, baseline.name, threshold=None)
-        if len(all_scored.truth) != len(tested):
+    tested_positions = is_tested_T.nonzero().flatten().numpy()
+    restricted_baselines = []
+    for baseline in record.baselines:
+        all_predictions = load_scores_file(predictions_path, baseline.name, threshold=None)
+        if len(all_predictions.truth) != len(is_tested_T):
             return None
-        scored = all_scored.select_rows(positions)
+        tested_predictions = all_predictions.select_rows(tested_positions)
         influence = (
-            compute_influence(scored, local_models.headline_measure)
+            compute_influence(tested_predictions, record.headline_measure)
             if baseline.influence
             else np.empty(0)
         )
-        baselines.append(
+        restricted_baselines.append(
             replace(
                 baseline,
-                test=local_models.headline_measure.compute_value(scored),
-                ranked={name: MEASURES[name].compute_value(scored) for name in baseline.ranked},
+                test=record.headline_measure.compute_value(tested_predictions),
+                ranked={
+                    name: MEASURES[name].compute_value(tested_predictions)
+                    for name in baseline.ranked
+                },
                 influence=tuple(influence.tolist()) if np.isfinite(influence).all() else (),
             )
         )
     people = (
-        tuple(local_models.people[position] for position in positions)
-        if local_models.people
-        else ()
+        tuple(record.people[position] for position in tested_positions) if record.people else ()
     )
-    changed = {"baselines": tuple(baselines), "people": people, "rows": len(positions)}
-    return local_models.model_copy(update=changed)
+    changed_fields = {
+        "baselines": tuple(restricted_baselines),
+        "people": people,
+        "rows": len(tested_positions),
+    }
+    return record.model_copy(update=changed_fields)
 
 
 def measure_run_baselines(
-    config: Config, folder: Path, trained: OwnData | None
+    config: Config, folder: Path, active_data: OwnData | None
 ) -> BaselinesRecord | None:
     """Measure or read the baselines (local models) of a finished run, on its own rows and labels.
 
@@ -422,28 +436,30 @@ def measure_run_baselines(
     Args:
         config: settings of the run.
         folder: folder of the run.
-        trained: the active's data, from the run's `RunResult`; None: stored baselines are read, and
-            none are measured.
+        active_data: the active's data, from the run's `RunResult`; None: stored baselines are read,
+            and none are measured.
 
     Returns:
-        None: none are stored, or the run uses DP-SGD (`LEFT_OUT`), or its rows are not in memory
-        (`NOT_IN_MEMORY`).
+        None: none are stored, or the run uses DP-SGD (`OMITTED_FOR_DP_SGD`), or its rows are not in
+        memory (`OMITTED_FOR_LAZY_ROWS`).
     """
     run_folder = RunFolder(folder)
     path = run_folder.local_models
     if config.dp_sgd is not None:
         return None
-    if trained is None:
+    if active_data is None:
         return load_baselines(config, path) if path.is_file() else None
-    if not has_baselines(trained):
+    if not has_baselines(active_data):
         return None
-    own = _select_test_rows(trained, run_folder)
-    positions = _sample_test_rows(own, config.seed)
-    own = replace(own, test_rows=own.test_rows[positions])
-    record = _measure_baselines(config, path, own, best_predictions=run_folder.baseline_predictions)
+    baseline_data = _select_test_rows(active_data, run_folder)
+    sampled_positions = _sample_test_rows(baseline_data, config.seed)
+    baseline_data = replace(baseline_data, test_rows=baseline_data.test_rows[sampled_positions])
+    record = _measure_baselines(
+        config, path, baseline_data, best_predictions_path=run_folder.baseline_predictions
+    )
     gain = None
     if run_folder.result.is_file():
-        gain = measure_gain(run_folder, config, record, positions)
+        gain = measure_gain(run_folder, config, record, sampled_positions)
     if gain is not None:
         record = record.model_copy(update={"gain": gain})
         _write_baselines(path, record)
@@ -462,21 +478,25 @@ def _sample_test_rows(data: OwnData, seed: int) -> Tensor:
 
     These are all test rows, or a random sample of a memory-mapped table, which may have too many.
     """
-    rows = len(data.test_rows)
-    if not is_sampled(data.table.features) or rows <= _MAX_TEST_ROWS:
-        return torch.arange(rows)
-    draw = np.random.default_rng(derive_seed(seed, "solo", "test rows"))
-    return torch.from_numpy(draw.permutation(rows)[:_MAX_TEST_ROWS]).sort().values
+    row_count = len(data.test_rows)
+    if not is_sampled(data.table.features) or row_count <= _MAX_TEST_ROWS:
+        return torch.arange(row_count)
+    rng = np.random.default_rng(derive_seed(seed, "solo", "test rows"))
+    return torch.from_numpy(rng.permutation(row_count)[:_MAX_TEST_ROWS]).sort().values
 
 
-def _select_test_rows(data: OwnData, files: RunFolder) -> OwnData:
+def _select_test_rows(data: OwnData, folder: RunFolder) -> OwnData:
     """Return the data with only the test rows that the run's model predicts; all if it predicts
     none.
     """
-    tested = load_tested_rows(files) if files.test_scores.exists() else None
-    if tested is None or len(tested) != len(data.test_rows) or not bool(tested.any()):
+    is_tested_T = load_tested_rows(folder) if folder.test_scores.exists() else None
+    if (
+        is_tested_T is None
+        or len(is_tested_T) != len(data.test_rows)
+        or not bool(is_tested_T.any())
+    ):
         return data
-    return replace(data, test_rows=data.test_rows[tested.to(data.test_rows.device)])
+    return replace(data, test_rows=data.test_rows[is_tested_T.to(data.test_rows.device)])
 
 
 def _write_baselines(path: Path, record: BaselinesRecord) -> None:
@@ -490,9 +510,9 @@ def _measure_baselines(
     path: Path,
     data: OwnData,
     *,
-    files: str = "",
-    best_predictions: Path | None = None,
-    all_predictions: Path | None = None,
+    table_digest: str = "",
+    best_predictions_path: Path | None = None,
+    all_predictions_path: Path | None = None,
 ) -> BaselinesRecord:
     """Measure the baselines on one thread, write their file and return them.
 
@@ -500,19 +520,19 @@ def _measure_baselines(
         config: run whose data, network and training the baselines share.
         path: file that the baselines are written to.
         data: the active's rows, labels and split.
-        files: digest of the active's table; empty: the data are no files.
-        best_predictions: file for the best baseline's test predictions; None: the record stores the
-            influence of each test row on every baseline instead.
-        all_predictions: file for all baselines' test predictions; None: they are not stored.
+        table_digest: digest of the active's table; empty: the data are no files.
+        best_predictions_path: file for the best baseline's test predictions; None: the record
+            stores the influence of each test row on every baseline instead.
+        all_predictions_path: file for all baselines' test predictions; None: they are not stored.
     """
     predictions_by_name: dict[str, Scored] = {}
     with one_thread():
         results = _compare_baselines(config, data, predictions_by_name)
     people: tuple[str, ...] = ()  # IDs of the test rows
-    training_rows = len(_select_training_rows(data))
-    is_sample = training_rows > MAX_ROWS
+    training_row_count = len(_select_training_rows(data))
+    is_sample = training_row_count > MAX_ROWS
     # A study stores influences, by person, for intervals over seeds; a run stores predictions.
-    if best_predictions is None:
+    if best_predictions_path is None:
         people = tuple(data.table.ids[row] for row in data.test_rows.tolist())
         measure = MEASURES[config.measure]
         results = [
@@ -523,27 +543,29 @@ def _measure_baselines(
             for result in results
         ]
     record = BaselinesRecord(
-        settings=settings_digest(config),
+        settings=digest_settings(config),
         baselines=tuple(results),
         measure=config.measure,
-        files=files,
+        files=table_digest,
         labels="answered" if config.labels_are_private else "true",
         people=people,
         sample=MAX_ROWS if is_sample else None,
-        learnt=training_rows if is_sample else None,
+        learnt=training_row_count if is_sample else None,
         rows=len(data.test_rows),
     )
-    if all_predictions is not None:
-        all_predictions.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        save_scores(all_predictions, predictions_by_name)
+    if all_predictions_path is not None:
+        all_predictions_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        save_scores(all_predictions_path, predictions_by_name)
     _write_baselines(path, record)
-    if best_predictions is not None:
-        best = record.best.name
-        save_scores(best_predictions, {best: predictions_by_name[best]})
+    if best_predictions_path is not None:
+        best_name = record.best.name
+        save_scores(best_predictions_path, {best_name: predictions_by_name[best_name]})
     return record
 
 
-def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
+def round_influences(
+    data: DataSettings, predictions: Scored, measure: Measure
+) -> tuple[float, ...]:
     """Return the influence of each test row on the measure of these predictions, to four digits.
 
     Studies store it for intervals over seeds whose test rows overlap. The result is empty where
@@ -552,7 +574,7 @@ def round_influences(data: DataSettings, scored: Scored, measure: Measure) -> tu
     """
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()
-    influence = compute_influence(scored, measure)
+    influence = compute_influence(predictions, measure)
     if not np.isfinite(influence).all():
         return ()
     return tuple(float(text) for text in np.char.mod("%.4g", influence))
@@ -566,8 +588,8 @@ def _compare_baselines(
     `predictions_by_name`: dictionary that is filled with each baseline's test predictions.
     """
     is_regression = data.targets is not None
-    compare = _compare_run_regressions if is_regression else _compare_run_classifiers
-    return compare(config, data, predictions_by_name)
+    compare_models = _compare_run_regressions if is_regression else _compare_run_classifiers
+    return compare_models(config, data, predictions_by_name)
 
 
 def _flatten_rows(data: OwnData, rows: Tensor) -> FloatArray:
@@ -586,15 +608,15 @@ def _compare_run_regressions(
     targets = data.targets
     assert labels is not None
     assert targets is not None
-    sampled = _sample_rows(data, config.seed, MAX_ROWS)
-    targets_n = targets.decode(labels[sampled])
+    sampled_rows = _sample_labelled_rows(data, config.seed, MAX_ROWS)
+    targets_n = targets.decode(labels[sampled_rows])
     truth_B = targets.decode(labels[data.test_rows])
     are_counts = TASKS[config.task].learns_counts
     if are_counts:  # labels are stored standardised: a count of 0 may decode just below 0
         targets_n = targets_n.clamp(min=0)
         truth_B = truth_B.clamp(min=0)
     return compare_regressions(
-        _flatten_rows(data, sampled),
+        _flatten_rows(data, sampled_rows),
         targets_n,
         _flatten_rows(data, data.test_rows),
         truth_B,
@@ -613,18 +635,20 @@ def _compare_run_classifiers(
     `predictions_by_name`: dictionary that is filled with each classifier's test predictions.
     """
     table = data.table
-    rows = data.train_rows
-    labelled = data.labelled_rows
+    training_rows = data.train_rows
+    labelled_rows = data.labelled_rows
     assert table.labels is not None
-    sampled = _sample_rows(data, config.seed, MAX_ROWS)
+    sampled_rows = _sample_labelled_rows(data, config.seed, MAX_ROWS)
     test_BF = _flatten_rows(data, data.test_rows)
     labels_B = table.labels[data.test_rows]
     # Labelled rows outside the sample are left out; rows without a label remain.
-    rows = rows[~torch.isin(rows, labelled) | torch.isin(rows, sampled)]
-    if is_sampled(table.features) and len(rows) > MAX_ROWS:
-        rows = _sample_unlabelled_rows(rows, sampled, config.seed)
-    task = BaselineTask.from_run(config, replace(data, labelled=sampled), rows)
-    baselines = dict(list_candidates())
+    training_rows = training_rows[
+        ~torch.isin(training_rows, labelled_rows) | torch.isin(training_rows, sampled_rows)
+    ]
+    if is_sampled(table.features) and len(training_rows) > MAX_ROWS:
+        training_rows = _fill_up_with_unlabelled_rows(training_rows, sampled_rows, config.seed)
+    task = BaselineTask.from_run(config, replace(data, labelled=sampled_rows), training_rows)
+    baseline_by_name = dict(list_candidates())
     if config.model.is_own:
         # The run that trained this network imported it into this process.
         _, code_by_party = split_user_functions(config, data.table.name, ())
@@ -633,9 +657,9 @@ def _compare_run_classifiers(
         if (
             networks is None
         ):  # the network was passed as an object, so no untrained copy can be made
-            del baselines["network"]
+            del baseline_by_name["network"]
     return compare_baselines(
-        task, test_BF, labels_B.numpy(), baselines, predictions_by_name=predictions_by_name
+        task, test_BF, labels_B.numpy(), baseline_by_name, predictions_by_name=predictions_by_name
     )
 
 
@@ -652,33 +676,42 @@ def estimate_baseline_seconds(config: Config, data: VerticalData) -> float:
 
     Two samples of its rows are timed, and a straight line through both times is extended to all
     rows. The larger sample takes some ten seconds. Fits that the method shares with the baselines
-    are counted, too. Returns 0 where there are no baselines (`LEFT_OUT`, `NOT_IN_MEMORY`).
+    are counted, too. Returns 0 where there are no baselines (`OMITTED_FOR_DP_SGD`,
+    `OMITTED_FOR_LAZY_ROWS`).
     """
     if config.dp_sgd is not None:
         return 0.0
-    own = data.select_party(config.data.active_name)
-    assert own is not None
-    if not has_baselines(own):
+    active_data = data.select_party(config.data.active_name)
+    assert active_data is not None
+    if not has_baselines(active_data):
         return 0.0
-    own = replace(own, test_rows=own.test_rows[_sample_test_rows(own, config.seed)])
-    training_rows = _select_training_rows(own)
-    unlabelled = training_rows[~torch.isin(training_rows, own.labelled_rows)]
-    rows = min(len(training_rows), MAX_ROWS)
-    seconds_by_rows = dict[int, float]()
+    active_data = replace(
+        active_data, test_rows=active_data.test_rows[_sample_test_rows(active_data, config.seed)]
+    )
+    training_rows = _select_training_rows(active_data)
+    unlabelled_rows = training_rows[~torch.isin(training_rows, active_data.labelled_rows)]
+    row_count = min(len(training_rows), MAX_ROWS)
+    seconds_by_row_count = dict[int, float]()
     with one_thread():
-        for size in sorted({min(rows, size) for size in _TIMING_SAMPLES}):
-            labelled = _sample_rows(own, config.seed, size)
-            unlabelled_count = max(0, size - len(labelled))
-            sample_rows = torch.cat([labelled, unlabelled[:unlabelled_count]]).sort().values
-            test_rows = own.test_rows[: math.ceil(len(own.test_rows) * size / rows)]
-            sample = replace(own, train_rows=sample_rows, labelled=labelled, test_rows=test_rows)
+        for size in sorted({min(row_count, size) for size in _TIMING_SAMPLE_SIZES}):
+            labelled_rows = _sample_labelled_rows(active_data, config.seed, size)
+            unlabelled_count = max(0, size - len(labelled_rows))
+            sample_rows = (
+                torch.cat([labelled_rows, unlabelled_rows[:unlabelled_count]]).sort().values
+            )
+            test_rows = active_data.test_rows[
+                : math.ceil(len(active_data.test_rows) * size / row_count)
+            ]
+            sample_data = replace(
+                active_data, train_rows=sample_rows, labelled=labelled_rows, test_rows=test_rows
+            )
             began = time.perf_counter()
-            _compare_baselines(config, sample, {})
-            seconds_by_rows[len(sample_rows)] = time.perf_counter() - began
-    seconds = list(seconds_by_rows.values())
+            _compare_baselines(config, sample_data, {})
+            seconds_by_row_count[len(sample_rows)] = time.perf_counter() - began
+    seconds = list(seconds_by_row_count.values())
     # A line through both samples, or the time itself where one sample has all rows.
-    line = np.polyfit(list(seconds_by_rows), seconds, len(seconds) - 1)
-    return max(*seconds, float(np.polyval(line, rows)))
+    line = np.polyfit(list(seconds_by_row_count), seconds, len(seconds) - 1)
+    return max(*seconds, float(np.polyval(line, row_count)))
 
 
 def _select_training_rows(data: OwnData) -> Tensor:
@@ -690,38 +723,39 @@ def _select_training_rows(data: OwnData) -> Tensor:
     return data.labelled_rows if is_regression else data.train_rows
 
 
-def _sample_rows(data: OwnData, seed: int, maximum: int) -> Tensor:
-    """Return about `maximum` random labelled rows, ascending, or all if they are fewer.
+def _sample_labelled_rows(data: OwnData, seed: int, max_rows: int) -> Tensor:
+    """Return about `max_rows` random labelled rows, ascending, or all if they are fewer.
 
     Every class keeps its share, and at least one row; a regression counts as one class.
     """
     labelled_n = data.labelled_rows  # positions of the n labelled rows
-    if len(labelled_n) <= maximum or data.table.labels is None:
+    if len(labelled_n) <= max_rows or data.table.labels is None:
         return labelled_n
     is_regression = data.targets is not None
     classes_n = torch.zeros_like(labelled_n) if is_regression else data.table.labels[labelled_n]
-    draw = np.random.default_rng(derive_seed(seed, "solo", "sample"))
-    order_n = torch.from_numpy(draw.permutation(len(labelled_n)))
+    rng = np.random.default_rng(derive_seed(seed, "solo", "sample"))
+    shuffled_order_n = torch.from_numpy(rng.permutation(len(labelled_n)))
     # In random order, the first rows of each class are chosen.
-    shuffled_classes = pd.Series(classes_n[order_n].numpy())
+    shuffled_classes = pd.Series(classes_n[shuffled_order_n].numpy())
     rows_by_class = shuffled_classes.groupby(shuffled_classes)
-    share = maximum / len(labelled_n)
+    share = max_rows / len(labelled_n)
     class_sample_sizes = np.ceil(share * rows_by_class.transform("size"))
     is_chosen = rows_by_class.cumcount() < class_sample_sizes
-    chosen = order_n[torch.tensor(is_chosen.to_numpy())]
-    return labelled_n[chosen].sort().values
+    chosen_positions = shuffled_order_n[torch.tensor(is_chosen.to_numpy())]
+    return labelled_n[chosen_positions].sort().values
 
 
-def _sample_unlabelled_rows(rows: Tensor, labelled: Tensor, seed: int) -> Tensor:
+def _fill_up_with_unlabelled_rows(rows: Tensor, labelled_rows: Tensor, seed: int) -> Tensor:
     """Return all labelled rows and random others of `rows`, `MAX_ROWS` in all, ascending.
 
-    `rows`: positions of labelled and unlabelled rows. `labelled`: positions of the labelled ones.
+    `rows`: positions of labelled and unlabelled rows. `labelled_rows`: positions of the labelled
+    ones.
     """
-    unlabelled = rows[~torch.isin(rows, labelled)]
-    draw = np.random.default_rng(derive_seed(seed, "solo", "unlabelled"))
-    order = torch.from_numpy(draw.permutation(len(unlabelled)))
-    chosen = unlabelled[order[: max(0, MAX_ROWS - len(labelled))]]
-    return torch.cat([labelled, chosen]).sort().values
+    unlabelled_rows = rows[~torch.isin(rows, labelled_rows)]
+    rng = np.random.default_rng(derive_seed(seed, "solo", "unlabelled"))
+    order = torch.from_numpy(rng.permutation(len(unlabelled_rows)))
+    chosen_rows = unlabelled_rows[order[: max(0, MAX_ROWS - len(labelled_rows))]]
+    return torch.cat([labelled_rows, chosen_rows]).sort().values
 
 
 def compare_regressions(
@@ -760,49 +794,52 @@ def compare_regressions(
     )
     x_nF = x_nF.reshape(len(x_nF), -1)
     x_BF = x_BF.reshape(len(x_BF), -1)
-    count = len(y_n)
-    if count < _FEWEST_LABELS:
+    labelled_count = len(y_n)
+    if labelled_count < _MIN_LABELLED_ROWS:
         raise DataError(
-            f"local models: {count} labelled rows are too few to choose a regression by; label "
-            f"{_FEWEST_LABELS} or more"
+            f"local models: {labelled_count} labelled rows are too few to choose a regression by; "
+            "label "
+            f"{_MIN_LABELLED_ROWS} or more"
         )
 
-    models = _make_regressors(count, seed)
-    titles = dict(REGRESSORS)
+    model_by_name = _make_regressors(labelled_count, seed)
+    title_by_name = dict(TITLE_BY_REGRESSOR)
     if are_counts:
-        models["poisson"] = _make_poisson_regressor()
-        titles |= {"poisson": "Poisson regression"}
-    folds = KFold(min(_FOLDS, count), shuffle=True, random_state=_derive_state(seed, "folds"))
+        model_by_name["poisson"] = _make_poisson_regressor()
+        title_by_name |= {"poisson": "Poisson regression"}
+    folds = KFold(
+        min(_FOLDS, labelled_count), shuffle=True, random_state=_derive_random_state(seed, "folds")
+    )
     results = []
-    make_scored = partial(Scored, are_counts=are_counts)
-    for done, (name, title) in enumerate(titles.items()):
-        report_work(_WORK_NAME, done, len(titles), title)
-        predicted_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
-        validation = measure.compute_value(make_scored(truth=y_n, scores=predicted_n))
-        predicted_B = models[name].fit(x_nF, y_n).predict(x_BF)
-        scored = make_scored(truth=y_B, scores=predicted_B)
-        _store_predictions(predictions_by_name, name, scored)
+    make_predictions = partial(Scored, are_counts=are_counts)
+    for done_count, (name, title) in enumerate(title_by_name.items()):
+        report_work(_PROGRESS_TITLE, done_count, len(title_by_name), title)
+        predicted_n = cross_val_predict(model_by_name[name], x_nF, y_n, cv=folds)
+        validation = measure.compute_value(make_predictions(truth=y_n, scores=predicted_n))
+        predicted_B = model_by_name[name].fit(x_nF, y_n).predict(x_BF)
+        predictions = make_predictions(truth=y_B, scores=predicted_B)
+        _store_predictions(predictions_by_name, name, predictions)
         results.append(
             BaselineResult(
                 name=name,
                 title=title,
                 validation=None if math.isnan(validation) else validation,
-                test=measure.compute_value(scored),
+                test=measure.compute_value(predictions),
             )
         )
-    report_work(_WORK_NAME, len(titles), len(titles))
+    report_work(_PROGRESS_TITLE, len(title_by_name), len(title_by_name))
     return results
 
 
-def _derive_state(seed: int, purpose: str) -> int:
+def _derive_random_state(seed: int, purpose: str) -> int:
     """Return a seed for one model, of 32 bits, as scikit-learn takes."""
     return derive_seed(seed, "solo", purpose) % 2**32
 
 
-def _make_regressors(count: int, seed: int) -> dict[str, Any]:
-    """Return the untrained models of `REGRESSORS` by name.
+def _make_regressors(labelled_count: int, seed: int) -> dict[str, Any]:
+    """Return the untrained models of `TITLE_BY_REGRESSOR` by name.
 
-    `count`: number of labelled rows. `seed`: seed of random models.
+    `labelled_count`: number of labelled rows. `seed`: seed of random models.
     """
     from sklearn.dummy import DummyRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
@@ -813,7 +850,9 @@ def _make_regressors(count: int, seed: int) -> dict[str, Any]:
 
     ridge = RidgeCV(alphas=_RIDGE_PENALTIES)
     cosines = RBFSampler(
-        gamma="scale", n_components=_COSINES, random_state=_derive_state(seed, "cosines")
+        gamma="scale",
+        n_components=_RANDOM_FEATURE_COUNT,
+        random_state=_derive_random_state(seed, "cosines"),
     )
     # Small trees and leaves, since few rows may have a label.
     return {
@@ -822,12 +861,14 @@ def _make_regressors(count: int, seed: int) -> dict[str, Any]:
         "gradient_boosting": HistGradientBoostingRegressor(
             max_iter=60,
             max_leaf_nodes=8,
-            min_samples_leaf=min(max(count // 8, 1), 20),
+            min_samples_leaf=min(max(labelled_count // 8, 1), 20),
             early_stopping=False,
-            random_state=_derive_state(seed, "gradient_boosting"),
+            random_state=_derive_random_state(seed, "gradient_boosting"),
         ),
         "random_forest": RandomForestRegressor(
-            n_estimators=200, min_samples_leaf=3, random_state=_derive_state(seed, "random_forest")
+            n_estimators=200,
+            min_samples_leaf=3,
+            random_state=_derive_random_state(seed, "random_forest"),
         ),
         "mean": DummyRegressor(),
     }
@@ -846,7 +887,7 @@ def compare_baselines(
     task: BaselineTask,
     test_BF: FloatArray,
     labels_B: IntArray,
-    baselines: Mapping[str, Baseline],
+    baseline_by_name: Mapping[str, Baseline],
     *,
     predictions_by_name: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
@@ -858,7 +899,7 @@ def compare_baselines(
     Args:
         task: training rows and labels of the active, and the measure.
         test_BF, labels_B: features of the B test rows, F numbers each, and their classes.
-        baselines: classifiers to compare, by name.
+        baseline_by_name: classifiers to compare, by name.
         predictions_by_name: dictionary that is filled with each classifier's test predictions;
             None: they are not needed.
 
@@ -867,47 +908,54 @@ def compare_baselines(
     results = []
     task = task.subsampled  # as many labelled rows as cross-validation can afford
     with cache_fits():
-        for done, (name, baseline) in enumerate(baselines.items()):
-            report_work(_WORK_NAME, done, len(baselines), baseline.title)
+        for done_count, (name, baseline) in enumerate(baseline_by_name.items()):
+            report_work(_PROGRESS_TITLE, done_count, len(baseline_by_name), baseline.title)
             # Held-out scores choose the best baseline; a fit on all labelled rows is tested.
-            held_out = score_out_of_fold(baseline, task)
+            held_out_predictions = score_out_of_fold(baseline, task)
             predictor = fit_once(baseline, task)
             scores_BK = normalise_scores(predictor.compute_scores(test_BF))
-            scored = Scored(truth=labels_B, scores=scores_BK)
-            _store_predictions(predictions_by_name, name, scored)
-            rankings = RANKINGS if task.classes == 2 else ()
-            ranked = {ranking: MEASURES[ranking].compute_value(scored) for ranking in rankings}
-            ranked = {ranking: value for ranking, value in ranked.items() if not math.isnan(value)}
+            predictions = Scored(truth=labels_B, scores=scores_BK)
+            _store_predictions(predictions_by_name, name, predictions)
+            ranking_measures = RANKING_MEASURES if task.classes == 2 else ()
+            ranking_values = {
+                ranking: MEASURES[ranking].compute_value(predictions)
+                for ranking in ranking_measures
+            }
+            ranking_values = {
+                ranking: value for ranking, value in ranking_values.items() if not math.isnan(value)
+            }
             results.append(
                 BaselineResult(
                     name=name,
                     title=baseline.title,
-                    validation=compute_validation(held_out, task.measure),
-                    test=task.measure.compute_value(scored),
-                    ranked=ranked,
-                    likelihood=None if held_out is None else compute_mean_log_likelihood(held_out),
+                    validation=compute_validation(held_out_predictions, task.measure),
+                    test=task.measure.compute_value(predictions),
+                    ranked=ranking_values,
+                    likelihood=None
+                    if held_out_predictions is None
+                    else compute_mean_log_likelihood(held_out_predictions),
                     apart=measure_collapse(predictor, task),
                 )
             )
-    report_work(_WORK_NAME, len(baselines), len(baselines))
+    report_work(_PROGRESS_TITLE, len(baseline_by_name), len(baseline_by_name))
     return results
 
 
 def _store_predictions(
-    predictions_by_name: dict[str, Scored] | None, name: str, scored: Scored
+    predictions_by_name: dict[str, Scored] | None, name: str, predictions: Scored
 ) -> None:
     """Add the test predictions of one baseline to a dictionary; None: the caller does not need
     them.
     """
     if predictions_by_name is not None:
-        predictions_by_name[name] = scored
+        predictions_by_name[name] = predictions
 
 
 def measure_gain(
     folder: RunFolder,
     config: Config,
-    local_models: BaselinesRecord,
-    positions: Tensor | None = None,
+    baselines: BaselinesRecord,
+    baseline_positions: Tensor | None = None,
 ) -> RunGain | None:
     """Return the gain of a run's model over the best baseline on the same test rows.
 
@@ -917,40 +965,48 @@ def measure_gain(
     Args:
         folder: folder of the run.
         config: settings of the run.
-        local_models: baselines of the run.
-        positions: positions of the baselines' test rows among those that the model predicts; None:
-            all.
+        baselines: baselines of the run.
+        baseline_positions: positions of the baselines' test rows among those that the model
+            predicts; None: all.
 
     Returns:
         None: the two were measured on other rows or by other measures, or the rows do not define
         the measure.
     """
     outcome = load_outcome(folder)
-    variant = next(iter(outcome.accuracy))  # the method's own inference comes first
-    best = local_models.best
-    measure = local_models.headline_measure
-    if local_models.measure != outcome.measure:
+    inference = next(iter(outcome.accuracy))  # the method's own inference comes first
+    best = baselines.best
+    measure = baselines.headline_measure
+    if baselines.measure != outcome.measure:
         return None
-    model = load_scores(folder, variant, threshold=outcome.threshold)
-    baseline = load_scores(folder, best.name, threshold=None, is_baseline=True)  # of local models
-    if model is None or baseline is None:
-        return _compute_gain_without_scores(config, outcome, local_models)
+    model_predictions = load_scores(folder, inference, threshold=outcome.threshold)
+    baseline_predictions = load_scores(
+        folder, best.name, threshold=None, is_baseline=True
+    )  # of local models
+    if model_predictions is None or baseline_predictions is None:
+        return _compute_gain_without_scores(config, outcome, baselines)
     # Either may have predicted fewer rows than the other: the baseline a sample of the test rows,
     # the model the rows that all parties know. Both are reduced to the common rows.
-    if positions is not None and len(positions) == len(baseline.truth) < len(model.truth):
-        model = model.select_rows(positions.numpy())
-    tested = load_tested_rows(folder)
-    if tested is not None and len(tested) == len(baseline.truth) > len(model.truth):
-        baseline = baseline.select_rows(tested.nonzero().flatten().numpy())
-    gain = estimate_gain(model, baseline, measure)
+    if baseline_positions is not None and len(baseline_positions) == len(
+        baseline_predictions.truth
+    ) < len(model_predictions.truth):
+        model_predictions = model_predictions.select_rows(baseline_positions.numpy())
+    is_tested = load_tested_rows(folder)
+    if is_tested is not None and len(is_tested) == len(baseline_predictions.truth) > len(
+        model_predictions.truth
+    ):
+        baseline_predictions = baseline_predictions.select_rows(
+            is_tested.nonzero().flatten().numpy()
+        )
+    gain = estimate_gain(model_predictions, baseline_predictions, measure)
     if gain is None:
         return None
     return RunGain(
         measure=measure.name,
         baseline=best.title,
-        rows=len(baseline.truth),
-        reached=measure.compute_value(model),
-        alone=measure.compute_value(baseline),
+        rows=len(baseline_predictions.truth),
+        reached=measure.compute_value(model_predictions),
+        alone=measure.compute_value(baseline_predictions),
         value=gain.value,
         low=None if math.isnan(gain.low) else gain.low,
         high=None if math.isnan(gain.high) else gain.high,
@@ -958,7 +1014,7 @@ def measure_gain(
 
 
 def _compute_gain_without_scores(
-    config: Config, outcome: Outcome, local_models: BaselinesRecord
+    config: Config, outcome: Outcome, baselines: BaselinesRecord
 ) -> RunGain | None:
     """Return the gain from the stored measures of a run and of its best local model, without an
     interval.
@@ -966,20 +1022,18 @@ def _compute_gain_without_scores(
     Returns None if the two were measured on different numbers of test rows, or if the number is not
     known.
     """
-    variant = next(iter(outcome.accuracy))
-    rows = count_measured_rows(config, outcome, variant)
-    baseline_rows = outcome.test_rows if local_models.rows is None else local_models.rows
-    value = local_models.headline_measure.compute_gain(
-        outcome.scores[variant], local_models.best.test
-    )
-    if rows is None or rows != baseline_rows or math.isnan(value):
+    inference = next(iter(outcome.accuracy))
+    row_count = count_measured_rows(config, outcome, inference)
+    baseline_row_count = outcome.test_rows if baselines.rows is None else baselines.rows
+    value = baselines.headline_measure.compute_gain(outcome.scores[inference], baselines.best.test)
+    if row_count is None or row_count != baseline_row_count or math.isnan(value):
         return None
     return RunGain(
-        measure=local_models.measure,
-        baseline=local_models.best.title,
-        rows=rows,
-        reached=outcome.scores[variant],
-        alone=local_models.best.test,
+        measure=baselines.measure,
+        baseline=baselines.best.title,
+        rows=row_count,
+        reached=outcome.scores[inference],
+        alone=baselines.best.test,
         value=value,
     )
 
@@ -1010,7 +1064,7 @@ def load_baselines(config: Config, path: Path) -> BaselinesRecord:
     Raises CheckpointError: the file is no file of baselines, or of other data or settings.
     """
     record = load_json(path, BaselinesRecord)
-    if record.settings != settings_digest(config):
+    if record.settings != digest_settings(config):
         raise CheckpointError(
             f"{path} holds local models of other data or settings; remove it and measure again"
         )

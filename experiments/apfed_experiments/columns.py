@@ -20,17 +20,17 @@ from secure_apfed.base.files import to_csv, write_atomically
 from secure_apfed.settings.promises import epsilon_words
 from secure_apfed.settings.run import RunSettings
 
-Form: TypeAlias = Callable[[Any], str]
+Formatter: TypeAlias = Callable[[Any], str]
 """Function that writes a value for people."""
 
 
-def make_form(
-    form: str, *, scale: float = 1.0, minimum: float = -math.inf, maximum: float = math.inf
-) -> Form:
+def make_formatter(
+    number_format: str, *, scale: float = 1.0, minimum: float = -math.inf, maximum: float = math.inf
+) -> Formatter:
     """Return a function that formats an interval or a number; it leaves text unchanged.
 
     Args:
-        form: format specification of one number.
+        number_format: format specification of one number.
         scale: factor of the written numbers.
         minimum, maximum: least and greatest possible value, before scaling; intervals end there.
     """
@@ -38,8 +38,10 @@ def make_form(
     def format_value(value: Interval | float | str) -> str:
         """Return an interval with its ends clipped, a number in the form, or the text itself."""
         if isinstance(value, Interval):
-            return value.clip_ends(minimum, maximum).format_text(scale=scale, form=form)
-        return value if isinstance(value, str) else f"{scale * value:{form}}"
+            return value.clip_ends(minimum, maximum).format_text(
+                scale=scale, number_format=number_format
+            )
+        return value if isinstance(value, str) else f"{scale * value:{number_format}}"
 
     return format_value
 
@@ -61,7 +63,7 @@ class Column:
 
     name: str
     title: str | None = None
-    form: Form = str
+    form: Formatter = str
     missing: str = ""
     note: Callable[[Row], str] = lambda row: ""
     keys: tuple[str, ...] | None = None
@@ -111,34 +113,34 @@ P_HOLM = Column(
 )
 
 
-def make_percent_form(form: str = ".1f") -> Form:
+def make_percent_formatter(number_format: str = ".1f") -> Formatter:
     """Return a function that formats a share, 0 to 1, or its interval in per cent."""
-    return make_form(form, scale=100, minimum=0.0, maximum=1.0)
+    return make_formatter(number_format, scale=100, minimum=0.0, maximum=1.0)
 
 
 ACCURACY_SHARE = Column(
     name="accuracy",
     title="accuracy %",
-    form=make_percent_form(),
+    form=make_percent_formatter(),
     keys=("accuracy", "accuracy_low", "accuracy_high"),
 )
 
 
-def make_points_form(form: str = "+.1f") -> Form:
+def make_points_formatter(number_format: str = "+.1f") -> Formatter:
     """Return a function that formats a difference of two shares in percentage points."""
-    return make_form(form, scale=100, minimum=-1.0, maximum=1.0)
+    return make_formatter(number_format, scale=100, minimum=-1.0, maximum=1.0)
 
 
-def describe_missing_attack(config: RunSettings, kind: str) -> str:
+def describe_missing_attack(config: RunSettings, direction_title: str) -> str:
     """Return why no attack ran in a leak direction: "not applicable" with a reason, or "not
     attacked".
 
-    `kind`: title of the direction, who reads whose what, such as "passive reads labels".
+    `direction_title`: title of the direction, who reads whose what, such as "passive reads labels".
     """
     reason_by_kind = {
         direction.kind: reason for direction, reason in list_directions(config).items()
     }
-    reason = reason_by_kind.get(kind, "")
+    reason = reason_by_kind.get(direction_title, "")
     return f"not applicable: {reason}" if reason else NOT_ATTACKED
 
 
@@ -147,12 +149,15 @@ def make_hidden_columns(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name=name) for name in names)
 
 
-def make_visible_column(name: str, title: str, form: Form = str, *, missing: str = "") -> Column:
+def make_visible_column(
+    name: str, title: str, format_value: Formatter = str, *, missing_text: str = ""
+) -> Column:
     """Return a column that is shown to people and not exported.
 
-    `form`: function that returns the text of a value. `missing`: text of a cell without a value.
+    `format_value`: function that returns the text of a value. `missing_text`: text of a cell
+    without a value.
     """
-    return Column(name=name, title=title, form=form, missing=missing, keys=())
+    return Column(name=name, title=title, form=format_value, missing=missing_text, keys=())
 
 
 @dataclass(frozen=True)
@@ -171,8 +176,8 @@ class Table:
     @property
     def cells(self) -> list[tuple[str, ...]]:
         """Return the texts of all visible cells, row by row."""
-        visible = [column for column in self.columns if column.title is not None]
-        return [tuple(column.format_cell(row) for column in visible) for row in self.rows]
+        visible_columns = [column for column in self.columns if column.title is not None]
+        return [tuple(column.format_cell(row) for column in visible_columns) for row in self.rows]
 
     def export_rows(self) -> list[Row]:
         """Return all rows for programs, with the keys that their columns name."""
@@ -205,7 +210,7 @@ def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
 
     def format_value(value: object) -> str:
         """Return a value as text, numbers with three digits."""
-        return make_form(".3g")(value) if isinstance(value, Interval | float) else str(value)
+        return make_formatter(".3g")(value) if isinstance(value, Interval | float) else str(value)
 
     def format_epsilon_value(value: object) -> str:
         """Return an epsilon, or its interval over the seeds, as text."""
@@ -214,10 +219,10 @@ def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
         return format_epsilon(value) if isinstance(value, float) else format_value(value)
 
     names = dict.fromkeys(name for row in rows for name in row)
-    forms = dict.fromkeys(names, format_value)
-    if "epsilon" in forms:
-        forms["epsilon"] = format_epsilon_value
-    columns = [Column(name=name, title=name, form=form) for name, form in forms.items()]
+    formatter_by_name = dict.fromkeys(names, format_value)
+    if "epsilon" in formatter_by_name:
+        formatter_by_name["epsilon"] = format_epsilon_value
+    columns = [Column(name=name, title=name, form=form) for name, form in formatter_by_name.items()]
     return Table(columns, rows, title)
 
 
@@ -234,15 +239,16 @@ def export_value(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def add_p_values(rows: Sequence[Row], seeds: int) -> None:
+def add_gain_p_values(rows: Sequence[Row], seed_count: int) -> None:
     """Set `p_holm` of every row: the p-value of its `gain`, adjusted for the number of rows (Holm).
 
-    `gain` is a `Gain` or an interval; None or missing: `p_holm` is NaN. `seeds`: number of seeds.
+    `gain` is a `Gain` or an interval; None or missing: `p_holm` is NaN. `seed_count`: number of
+    seeds.
     """
     gains = [row.get("gain") for row in rows]
     intervals = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
-    for row, p in zip(rows, adjust_p_values(intervals, seeds), strict=True):
-        row["p_holm"] = p
+    for row, p_value in zip(rows, adjust_p_values(intervals, seed_count), strict=True):
+        row["p_holm"] = p_value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from apfed_experiments.summary import Interval
 from secure_apfed.base.files import write_atomically
 
-OURS = "#1f6fb4"
-OTHER = "#8a8f98"
-ATTACK = "#c8501e"
-INK = "#24292f"
-FAINT = "#d8dce1"
+OUR_COLOUR = "#1f6fb4"
+OTHER_COLOUR = "#8a8f98"
+ATTACK_COLOUR = "#c8501e"
+TEXT_COLOUR = "#24292f"
+GRID_COLOUR = "#d8dce1"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Okabe and Ito's (2008), which people with any colour vision can tell apart."""
 _PICTURE_DPI = 150
@@ -36,19 +36,19 @@ STYLE: dict[Any, Any] = {
     "axes.titley": 1.0,  # else matplotlib searches for the position through all that is drawn
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": OTHER,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "axes.edgecolor": OTHER_COLOUR,
+    "axes.labelcolor": TEXT_COLOUR,
+    "text.color": TEXT_COLOUR,
+    "xtick.color": TEXT_COLOUR,
+    "ytick.color": TEXT_COLOUR,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": FAINT,
+    "grid.color": GRID_COLOUR,
     "grid.linewidth": 0.7,
     "figure.facecolor": "white",
     "savefig.dpi": _PICTURE_DPI,
 }
-_PNG_HEADER = 24  # bytes
+_PNG_HEADER_BYTES = 24  # bytes
 _PNG_WIDTH = slice(16, 20)  # bytes of the header that hold the width in pixels
 _PAGE_DPI = 96
 _PHONE_PIXELS = 640  # greatest width of a picture that is legible on a phone
@@ -67,7 +67,7 @@ def estimate_text_inches(texts: Iterable[str]) -> float:
 
 
 def set_margins(
-    figure: Figure, *, left: float, right: float, bottom: float, top: float, between: float = 0.0
+    figure: Figure, *, left: float, right: float, bottom: float, top: float, column_gap: float = 0.0
 ) -> None:
     """Set the margins of a figure and the space between its columns of axes, in inches.
 
@@ -76,14 +76,14 @@ def set_margins(
     every text and take most of the time of a picture.
     """
     width, height = figure.get_size_inches()
-    columns = max(1, len({axes.get_position().x0 for axes in figure.axes}))
-    room = (width - left - right - (columns - 1) * between) / columns
+    column_count = max(1, len({axes.get_position().x0 for axes in figure.axes}))
+    axes_width = (width - left - right - (column_count - 1) * column_gap) / column_count
     figure.subplots_adjust(
         left=left / width,
         right=1 - right / width,
         bottom=bottom / height,
         top=1 - top / height,
-        wspace=between / room,
+        wspace=column_gap / axes_width,
     )
     for axes in figure.axes:
         # Label positions are in shares of the axes; 0.5 is the middle.
@@ -107,7 +107,7 @@ class Picture:
 
         It is read from the header of the PNG.
         """
-        header = self.path.read_bytes()[:_PNG_HEADER]
+        header = self.path.read_bytes()[:_PNG_HEADER_BYTES]
         pixels = int.from_bytes(header[_PNG_WIDTH], "big")
         return round(pixels * _PAGE_DPI / _PICTURE_DPI)
 
@@ -123,36 +123,36 @@ class Picture:
 
 
 @contextmanager
-def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Yield a figure, `size` in inches, and write it as a PNG when the block ends."""
+def open_figure(path: Path, size_inches: tuple[float, float]) -> Iterator[Figure]:
+    """Yield a figure, `size_inches` in inches, and write it as a PNG when the block ends."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size_inches, layout="constrained")
         yield figure
-        pixels = BytesIO()
-        figure.savefig(pixels, format="png")
+        png = BytesIO()
+        figure.savefig(png, format="png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, pixels.getvalue())
+    write_atomically(path, png.getvalue())
 
 
-def draw_line(
+def draw_intervals(
     axes: Axes,
-    places: Sequence[float],
+    x_positions: Sequence[float],
     intervals: Sequence[Interval],
     *,
     scale: float = 1.0,
     maximum: float = math.inf,
-    fmt: str,
+    marker_and_line: str,
     **options: Any,
 ) -> None:
     """Draw means with their intervals, joined by a line where there are several.
 
     Args:
         axes: axes to draw on.
-        places: horizontal position of each mean.
+        x_positions: horizontal position of each mean.
         intervals: means with their 95 % intervals.
         scale: factor from the intervals to the axis.
         maximum: greatest possible value, before scaling; error bars end there.
-        fmt: matplotlib's format: a marker and a line style.
+        marker_and_line: matplotlib's format: a marker and a line style.
         options: further options of matplotlib's `errorbar`.
     """
     means = [scale * interval.mean for interval in intervals]
@@ -160,19 +160,21 @@ def draw_line(
     error_bars = np.reshape(
         [interval.compute_error_bars(scale, maximum=maximum) for interval in intervals], (-1, 2)
     ).T
-    marker = fmt.rstrip("-:.") or fmt  # a single mean has a marker and no line
+    marker_only = (
+        marker_and_line.rstrip("-:.") or marker_and_line
+    )  # a single mean has a marker and no line
     axes.errorbar(
-        places,
+        x_positions,
         means,
         yerr=error_bars,
         capsize=2.5,
-        fmt=fmt if len(means) > 1 else marker,
+        fmt=marker_and_line if len(means) > 1 else marker_only,
         **options,
     )
 
 
 def draw_epsilons(
-    axes: Axes, epsilons: Sequence[float], *, filled: Sequence[bool], colour: str
+    axes: Axes, epsilons: Sequence[float], *, is_filled_by_row: Sequence[bool], colour: str
 ) -> list[float]:
     """Draw a dot for each epsilon at the heights 0, -1, ..., on a logarithmic axis.
 
@@ -181,25 +183,29 @@ def draw_epsilons(
 
     Args:
         epsilons: values from 0 to infinity, one for each row.
-        filled: whether each dot is filled, else hollow.
+        is_filled_by_row: whether each dot is filled, else hollow.
         colour: colour of the dots.
 
     Returns:
         The horizontal position of each: log10 of a finite positive epsilon, else that of its tick.
     """
-    powers = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
+    exponents = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
     # The axis covers whole powers of ten, at least one.
-    low = math.floor(min(powers, default=0.0))
-    high = max(math.ceil(max(powers, default=0.0)), low + 1)
-    ticks = {float(power): f"{10.0**power:g}" for power in range(low, high + 1)} if powers else {}
-    zero_position = low - 1.0
-    infinity_position = high + 1.0
+    lowest_exponent = math.floor(min(exponents, default=0.0))
+    highest_exponent = max(math.ceil(max(exponents, default=0.0)), lowest_exponent + 1)
+    label_by_position = (
+        {float(power): f"{10.0**power:g}" for power in range(lowest_exponent, highest_exponent + 1)}
+        if exponents
+        else {}
+    )
+    zero_position = lowest_exponent - 1.0
+    infinity_position = highest_exponent + 1.0
     if 0 in epsilons:
-        ticks[zero_position] = "nothing\nis sent"
-        _draw_break(axes, low - 0.5)
+        label_by_position[zero_position] = "nothing\nis sent"
+        _draw_break(axes, lowest_exponent - 0.5)
     if math.inf in epsilons:
-        ticks[infinity_position] = "\u221e, no\nguarantee"
-        _draw_break(axes, high + 0.5)
+        label_by_position[infinity_position] = "\u221e, no\nguarantee"
+        _draw_break(axes, highest_exponent + 0.5)
 
     def find_position(epsilon: float) -> float:
         """Return where an epsilon is drawn on the horizontal axis."""
@@ -208,25 +214,27 @@ def draw_epsilons(
         return infinity_position if math.isinf(epsilon) else math.log10(epsilon)
 
     positions = [find_position(epsilon) for epsilon in epsilons]
-    for height, (position, is_filled) in enumerate(zip(positions, filled, strict=True)):
-        face = colour if is_filled else "white"
-        axes.plot(position, -height, "o", color=colour, markerfacecolor=face)
-    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
+    for height, (position, is_filled) in enumerate(zip(positions, is_filled_by_row, strict=True)):
+        fill_colour = colour if is_filled else "white"
+        axes.plot(position, -height, "o", color=colour, markerfacecolor=fill_colour)
+    axes.set_xticks(list(label_by_position), list(label_by_position.values()), fontsize=7)
     # A little more than half a tick, so that no dot lies on the edge.
-    axes.set_xlim(min(ticks, default=0.0) - 0.6, max(ticks, default=0.0) + 0.6)
+    axes.set_xlim(
+        min(label_by_position, default=0.0) - 0.6, max(label_by_position, default=0.0) + 0.6
+    )
     return positions
 
 
 def _draw_break(axes: Axes, position: float) -> None:
     """Mark a break of the horizontal axis: its scale does not extend beyond this position."""
-    axes.axvline(position, color=OTHER, linewidth=1, linestyle=(0, (1, 3)))
+    axes.axvline(position, color=OTHER_COLOUR, linewidth=1, linestyle=(0, (1, 3)))
     axes.annotate(
         "//",
         (position, 0),
         xycoords=("data", "axes fraction"),
         ha="center",
         va="center",
-        color=INK,
+        color=TEXT_COLOUR,
         backgroundcolor="white",
         fontsize=8,
     )

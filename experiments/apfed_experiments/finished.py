@@ -94,7 +94,7 @@ def load_finished_run(path: Path) -> FinishedRun:
         reason = unfinished if folder.config.is_file() else "it is no run folder"
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check_digests(folder.config, folder.result)
-    attacks = path / "attacks.json"
+    attacks_path = path / "attacks.json"
     outcome = load_outcome(folder)  # a newer version's is refused before its settings are read
     config = folder.load_config()
     local_models = (
@@ -108,7 +108,9 @@ def load_finished_run(path: Path) -> FinishedRun:
     return FinishedRun(
         config=config,
         outcome=outcome,
-        attacks=load_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
+        attacks=load_json(attacks_path, tuple[AttackResult, ...])
+        if attacks_path.is_file()
+        else None,
         local_models=local_models,
         gain=gain,
         who_helped=(
@@ -144,22 +146,22 @@ def mount_attacks(
     recording = recording or load_recording(folder, data=data)
     make_private(folder)  # attacks.json holds what attacks read: only the owner may enter
     config = recording.config
-    chosen = tuple(config.attacks if choices is None else choices)
+    chosen_attacks = tuple(config.attacks if choices is None else choices)
     results: tuple[AttackResult, ...] = ()
-    if chosen:  # the import is slow, and not needed without attacks
+    if chosen_attacks:  # the import is slow, and not needed without attacks
         from apfed_attacks.run import run_attacks
         from apfed_attacks.table import expand_choices
 
-        chosen = expand_choices(chosen)
+        chosen_attacks = expand_choices(chosen_attacks)
         seed = config.seed if seed is None else seed
-        results = run_attacks(recording, chosen, seed=seed, device=device)
+        results = run_attacks(recording, chosen_attacks, seed=seed, device=device)
     path = folder / "attacks.json"
-    mounted = {choice.name for choice in chosen}
+    mounted_names = {choice.name for choice in chosen_attacks}
     try:
-        past_results = load_json(path, tuple[AttackResult, ...]) if path.is_file() else ()
+        stored_results = load_json(path, tuple[AttackResult, ...]) if path.is_file() else ()
     except CheckpointError as error:
         raise CheckpointError(f"{error}; or remove it and attack again") from None
-    earlier = (result for result in past_results if result.attack not in mounted)
-    all_results = (*earlier, *results)
+    kept_results = (result for result in stored_results if result.attack not in mounted_names)
+    all_results = (*kept_results, *results)
     RunFolder(folder).write_json(path, [result.as_json() for result in all_results])
     return all_results

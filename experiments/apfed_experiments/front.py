@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, open_figure
+from apfed_experiments.drawing import COLOURS, OTHER_COLOUR, OUR_COLOUR, Picture, open_figure
 from apfed_experiments.summary import Interval
 
 PointT = TypeVar("PointT")
@@ -37,21 +37,21 @@ class FrontRow:
 def find_front(
     points: Iterable[PointT],
     *,
-    read: Callable[[PointT], float],
-    worth: Callable[[PointT], float],
+    get_leakage: Callable[[PointT], float],
+    get_gain: Callable[[PointT], float],
 ) -> list[PointT]:
-    """Return the Pareto front of two values, ascending by `read`; of several equal points one is
-    returned.
+    """Return the Pareto front of two values, ascending by `get_leakage`; of several equal points
+    one is returned.
 
     Args:
         points: the compared points, of any type.
-        read: function that returns how much attacks read at a point; less is better.
-        worth: function that returns the gain or accuracy of a point; more is better.
+        get_leakage: function that returns how much attacks read at a point; less is better.
+        get_gain: function that returns the gain or accuracy of a point; more is better.
     """
     front: list[PointT] = []
     # In this order a point is on the front if it is worth more than all points before it.
-    for point in sorted(points, key=lambda point: (read(point), -worth(point))):
-        if not front or worth(point) > worth(front[-1]):
+    for point in sorted(points, key=lambda point: (get_leakage(point), -get_gain(point))):
+        if not front or get_gain(point) > get_gain(front[-1]):
             front.append(point)
     return front
 
@@ -63,8 +63,8 @@ def find_dominating(row: FrontRow, rows: Sequence[FrontRow]) -> FrontRow | None:
     A row dominates another where it gains as much or more, attacks read less, and no more labels
     are shown.
     """
-    dominating = [other for other in rows if _dominates(other, row)]
-    return max(dominating, key=lambda other: other.gain.mean, default=None)
+    dominating_rows = [other for other in rows if _dominates(other, row)]
+    return max(dominating_rows, key=lambda other: other.gain.mean, default=None)
 
 
 def _dominates(other: FrontRow, row: FrontRow) -> bool:
@@ -87,37 +87,37 @@ def describe_front(rows: Sequence[FrontRow]) -> str:
     """Return a sentence on the rows of the Pareto front, and one for each dominated row."""
     if not rows:
         return "No line has both a gain and an attack on the passives' features."
-    dominated = [(row, find_dominating(row, rows)) for row in rows]
-    front = sorted(
-        (row for row, other in dominated if other is None), key=lambda row: row.read.mean
+    rows_with_dominating = [(row, find_dominating(row, rows)) for row in rows]
+    front_rows = sorted(
+        (row for row, other in rows_with_dominating if other is None), key=lambda row: row.read.mean
     )
-    sentences = [f"On the front of gain against features read: {_describe_rows(front)}."]
+    sentences = [f"On the front of gain against features read: {_describe_rows(front_rows)}."]
     sentences += [
         f"{row.name} is dominated by {other.name}: {100 * other.gain.mean:+.1f} for "
         f"{100 * row.gain.mean:+.1f} points, R2 {other.read.mean:.2f} for {row.read.mean:.2f}."
-        for row, other in dominated
+        for row, other in rows_with_dominating
         if other is not None
     ]
     return " ".join(sentences)
 
 
-def describe_dominated(fronts: Mapping[str, Sequence[FrontRow]]) -> str:
+def describe_dominated(rows_by_data_set: Mapping[str, Sequence[FrontRow]]) -> str:
     """Return a sentence that names the rows that are dominated on all of several data sets.
 
-    `fronts`: compared rows by data set. A row counts if at least two data sets have it.
+    `rows_by_data_set`: compared rows by data set. A row counts if at least two data sets have it.
     """
-    names = dict.fromkeys(row.name for rows in fronts.values() for row in rows)
-    dominated = []
+    names = dict.fromkeys(row.name for rows in rows_by_data_set.values() for row in rows)
+    dominated_names = []
     for name in names:
-        dominating = [
+        dominating_rows = [
             find_dominating(row, rows)
-            for rows in fronts.values()
+            for rows in rows_by_data_set.values()
             for row in rows
             if row.name == name
         ]
-        if len(dominating) > 1 and all(other is not None for other in dominating):
-            dominated.append(f"{name} ({len(dominating)} data sets)")
-    return f"{', '.join(dominated)}." if dominated else "No line."
+        if len(dominating_rows) > 1 and all(other is not None for other in dominating_rows):
+            dominated_names.append(f"{name} ({len(dominating_rows)} data sets)")
+    return f"{', '.join(dominated_names)}." if dominated_names else "No line."
 
 
 def _describe_rows(rows: Sequence[FrontRow]) -> str:
@@ -136,22 +136,24 @@ def draw_front(path: Path, rows: Sequence[FrontRow], *, title: str) -> Picture:
     with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
         # Rows that show labels ask for more trust, so there is a front without them, too.
-        without_labels = [row for row in rows if not row.shows_labels]
-        for compared, style in ((without_labels, "-"), (rows, "--")):
+        rows_without_labels = [row for row in rows if not row.shows_labels]
+        for compared_rows, line_style in ((rows_without_labels, "-"), (rows, "--")):
             front = find_front(
-                compared, read=lambda row: row.read.mean, worth=lambda row: row.gain.mean
+                compared_rows,
+                get_leakage=lambda row: row.read.mean,
+                get_gain=lambda row: row.gain.mean,
             )
             axes.plot(
                 [row.read.mean for row in front],
                 [100 * row.gain.mean for row in front],
-                color=OURS,
-                linestyle=style,
+                color=OUR_COLOUR,
+                linestyle=line_style,
                 linewidth=1.5,
                 zorder=1,
             )
-        for number, row in enumerate(rows):
+        for index, row in enumerate(rows):
             is_dominated = find_dominating(row, rows) is not None
-            colour = COLOURS[number % len(COLOURS)]
+            colour = COLOURS[index % len(COLOURS)]
             axes.errorbar(
                 row.read.mean,
                 100 * row.gain.mean,
@@ -163,7 +165,7 @@ def draw_front(path: Path, rows: Sequence[FrontRow], *, title: str) -> Picture:
                 capsize=2.5,
                 label=row.name,
             )
-        axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
+        axes.axhline(0, color=OTHER_COLOUR, linestyle=":", linewidth=1.2)
         axes.set(
             xlabel="features of passives that the active reads, R2 over its baseline",
             ylabel="points over the best local model",

@@ -26,19 +26,19 @@ from apfed_experiments.columns import (
     P_HOLM,
     Column,
     Table,
-    add_p_values,
-    make_form,
+    add_gain_p_values,
+    make_formatter,
 )
-from apfed_experiments.drawing import COLOURS, OTHER, Picture, draw_line, open_figure
+from apfed_experiments.drawing import COLOURS, OTHER_COLOUR, Picture, draw_intervals, open_figure
 from apfed_experiments.own_tables import load_splits
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import LABELS_AFTER, NETWORK
 from apfed_experiments.study import (
-    MASKED,
-    STUDENT,
+    MASKED_SUM,
+    VOTE_STUDENT,
     Point,
-    Results,
+    StudyMetrics,
     TrialOutcome,
     describe_missing_data,
     load_seed_tables,
@@ -67,21 +67,26 @@ READING = (
     "at one passive, with the labeller held fixed, at delta 1e-5 (randomised answers: 0). "
     "known-K: each passive knows K % of the active's people, drawn for itself."
 )
-SEEDS = 10
-QUICK_SEEDS = 3
+SEED_COUNT = 10
+QUICK_SEED_COUNT = 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 _DEFAULT_VOTES = "votes"
 _NO_HELP = "no-help"
 _LAMBDA_0 = "lambda-0"
 _LAMBDA_0_CLIPPED = "lambda-0-bounded"
 _RANDOMISED_VOTES = "votes-randomised"
-_ALWAYS_USED = {_DEFAULT_VOTES: "votes-always", _RANDOMISED_VOTES: "votes-randomised-always"}
+_ALWAYS_USED_VARIANT = {
+    _DEFAULT_VOTES: "votes-always",
+    _RANDOMISED_VOTES: "votes-randomised-always",
+}
 """By vote method: the same with help enabled whatever validation says."""
-_VALIDATED = {_DEFAULT_VOTES: "votes-judged", _RANDOMISED_VOTES: "votes-randomised-judged"}
+_VALIDATED_VARIANT = {_DEFAULT_VOTES: "votes-judged", _RANDOMISED_VOTES: "votes-randomised-judged"}
 """By vote method: help only where validation enables it, else the best local model."""
-_VALIDATED_AND_ALWAYS = tuple((_VALIDATED[method], _ALWAYS_USED[method]) for method in _VALIDATED)
+_VALIDATED_AND_ALWAYS = tuple(
+    (_VALIDATED_VARIANT[method], _ALWAYS_USED_VARIANT[method]) for method in _VALIDATED_VARIANT
+)
 """Pairs of methods that differ only in validation, for the count of its decisions."""
-QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
+QUICK_CASES = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,23 +135,26 @@ _CREDIT_CARD = _DataSet(
     },
 )
 _DIGITS = {"dataset": "digits", "views": 4}
-_ERRORS = {"dataset": "breast_cancer", "active_view": 2}
+_BREAST_CANCER_ERRORS = {"dataset": "breast_cancer", "active_view": 2}
 _PAIRWISE_ALIGNMENT: Mapping[str, Any] = {
     "alignment": {"protocol": "circuit", "mode": "pairwise"},
     "secure_sum": {"scheme": "plain", "allow_single_passive": True},
 }
 _PARTLY_KNOWN_SETS = {
     f"{name}-known-{known}": _DataSet(data=data, settings=_PAIRWISE_ALIGNMENT, known=known / 100)
-    for name, data in (("digits", {**_DIGITS, "limit": 800}), ("breast-cancer-errors", _ERRORS))
+    for name, data in (
+        ("digits", {**_DIGITS, "limit": 800}),
+        ("breast-cancer-errors", _BREAST_CANCER_ERRORS),
+    )
     for known in (20, 50, 80)
 }
-_SETS: Mapping[str, _DataSet] = {
+_DATA_SETS: Mapping[str, _DataSet] = {
     "digits": _DataSet(data=_DIGITS),
-    "breast-cancer-errors": _DataSet(data=_ERRORS),
+    "breast-cancer-errors": _DataSet(data=_BREAST_CANCER_ERRORS),
     "wine": _DataSet(data={"dataset": "wine"}),
     # The same with half as many values sent of a row as the narrowest passive has columns.
     "digits-narrow": _DataSet(data=_DIGITS, projection=7),
-    "breast-cancer-errors-narrow": _DataSet(data=_ERRORS, projection=4),
+    "breast-cancer-errors-narrow": _DataSet(data=_BREAST_CANCER_ERRORS, projection=4),
     "wine-narrow": _DataSet(data={"dataset": "wine"}, projection=2),
     **{
         f"handwritten-{name}": _DataSet(data={"dataset": "handwritten", "active_view": view})
@@ -195,7 +203,7 @@ _LABELLED_BY_SET: Mapping[str, int] = {
     "wine": 9,
 }
 """Number of labelled rows, by data set on which the use of votes was tuned."""
-_CONTROLS = {
+_ABLATION_BY_METHOD = {
     _CODE: _CODE_SHUFFLED,
     _CODE_64: _CODE_64_SHUFFLED,
     "apfed_c": _LAMBDA_0,
@@ -213,22 +221,25 @@ _ALLOW_READING_ALL: Mapping[str, Any] = {"default": {"allow_reading_all": True}}
 _LOGISTIC_LABELLER = {"labeller": "logistic"}
 """Settings of a labeller (a passive's semi-supervised rule) under which a person without a label
 changes no vote but its own."""
-_VOTES: Mapping[str, dict[str, Any]] = {
+_VOTE_SETTINGS_BY_METHOD: Mapping[str, dict[str, Any]] = {
     "votes": {"name": "votes"},
     _RANDOMISED_VOTES: {"name": "votes_randomised"},
     "votes-encrypted": {"name": "votes_encrypted"},
     "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC_LABELLER},
-    _ALWAYS_USED[_DEFAULT_VOTES]: {"name": "votes", "help": "always"},
-    _ALWAYS_USED[_RANDOMISED_VOTES]: {"name": "votes_randomised", "help": "always"},
-    _VALIDATED[_DEFAULT_VOTES]: {"name": "votes", "help": "judged"},
-    _VALIDATED[_RANDOMISED_VOTES]: {"name": "votes_randomised", "help": "judged"},
+    _ALWAYS_USED_VARIANT[_DEFAULT_VOTES]: {"name": "votes", "help": "always"},
+    _ALWAYS_USED_VARIANT[_RANDOMISED_VOTES]: {"name": "votes_randomised", "help": "always"},
+    _VALIDATED_VARIANT[_DEFAULT_VOTES]: {"name": "votes", "help": "judged"},
+    _VALIDATED_VARIANT[_RANDOMISED_VOTES]: {"name": "votes_randomised", "help": "judged"},
     _NO_HELP: {"name": "votes"},
 }
-_METHODS: Mapping[str, dict[str, Any]] = {
-    **{name: {"method": method, **STUDENT} for name, method in _VOTES.items()},
+_SETTINGS_BY_METHOD: Mapping[str, dict[str, Any]] = {
+    **{
+        name: {"method": method, **VOTE_STUDENT}
+        for name, method in _VOTE_SETTINGS_BY_METHOD.items()
+    },
     _TEACHER_SUM: {
         "method": {"name": _TEACHER_SUM, "labels": "spreading"},
-        **STUDENT,
+        **VOTE_STUDENT,
         "train": _JOINT_TRAINING,
     },
     **{
@@ -277,26 +288,26 @@ def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
     so that they carry no information.
     """
     data = load_seed_tables(case.config.data, seed)
-    known = case.data_set.known
-    if known is not None:
-        data = sample_people(data, known, seed=seed)
+    known_share = case.data_set.known
+    if known_share is not None:
+        data = sample_people(data, known_share, seed=seed)
     return shuffle_passives_rows(data, seed=seed) if case.is_shuffled else data
 
 
-def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
+def sample_people(data: VerticalData, known_share: float, *, seed: int) -> VerticalData:
     """Return the data where each passive knows only some of the active's training people.
 
-    `known`: the share of them that each passive knows, sampled independently, 0 to 1. Test people
-    all stay.
+    `known_share`: the share of them that each passive knows, sampled independently, 0 to 1. Test
+    people all stay.
     """
     train_people = [data.active.ids[row] for row in data.train_rows.tolist()]
-    known_count = round(known * len(train_people))
+    known_count = round(known_share * len(train_people))
     passives = []
     for table in data.passives:
         # Each passive has its own generator, so that the passives' choices are independent.
-        draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
-        dropped = set(draw.permutation(train_people)[known_count:].tolist())
-        rows = [row for row, person in enumerate(table.ids) if person not in dropped]
+        rng = np.random.default_rng(derive_seed(seed, "overlap", table.name))
+        unknown_people = set(rng.permutation(train_people)[known_count:].tolist())
+        rows = [row for row, person in enumerate(table.ids) if person not in unknown_people]
         passives.append(select_table_rows(table, rows))
     return replace(data, passives=tuple(passives))
 
@@ -307,15 +318,15 @@ def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
     Its targets are the active's own predictions (its prior). No message is sent.
     """
     began = time.monotonic()
-    scored = train_without_votes(config, data).score_rows(data.test_rows)
+    predictions = train_without_votes(config, data).score_rows(data.test_rows)
     measure = MEASURES[config.measure]
-    reached = {measure.name: measure.compute_value(scored)}
+    score_by_measure = {measure.name: measure.compute_value(predictions)}
     return TrialOutcome(
-        influence=round_influences(config.data, scored, measure),
+        influence=round_influences(config.data, predictions, measure),
         method=config.method.name,
-        accuracy={_NO_HELP: reached[measure.name]},
+        accuracy={_NO_HELP: score_by_measure[measure.name]},
         measure=measure.name,
-        measures={_NO_HELP: reached},
+        measures={_NO_HELP: score_by_measure},
         wire_bytes=0,
         seconds=time.monotonic() - began,
         # Nothing is sent; the model has no guarantee.
@@ -328,11 +339,11 @@ class GainCase:
     """A case of the study, which is one row of its table.
 
     Attributes:
-        method: key of `_METHODS`.
-        data: key of `_SETS`, or the name of a table of the user's own.
+        method: key of `_SETTINGS_BY_METHOD`.
+        data: key of `_DATA_SETS`, or the name of a table of the user's own.
         labelled: number of labelled rows; None: all.
         epsilon: privacy of a person's vote or projection at one passive; None: no noise.
-        own: data set that `data` names where it is the user's own; None: `_SETS` has it.
+        own: data set that `data` names where it is the user's own; None: `_DATA_SETS` has it.
     """
 
     method: str
@@ -344,7 +355,7 @@ class GainCase:
     @property
     def data_set(self) -> _DataSet:
         """Return the data set that `data` names."""
-        return self.own or _SETS[self.data]
+        return self.own or _DATA_SETS[self.data]
 
     @property
     def name(self) -> str:
@@ -368,7 +379,7 @@ class GainCase:
 
         It has the same noise where passives still send messages (of shuffled rows), else none.
         """
-        method = _CONTROLS.get(self.method, _NO_HELP)
+        method = _ABLATION_BY_METHOD.get(self.method, _NO_HELP)
         has_noise = method in (
             _CODE_SHUFFLED,
             _LABELS_AFTER_NOISE_SHUFFLED,
@@ -429,14 +440,14 @@ class GainCase:
         """Return the settings of this case's runs; the study sets their seeds."""
         shared_settings: dict[str, Any] = {  # of all cases
             "name": self.name.replace("/", "-"),
-            **MASKED,
+            **MASKED_SUM,
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
         data_set = self.data_set
-        settings = {**shared_settings, **_METHODS[self.method]}
+        settings = {**shared_settings, **_SETTINGS_BY_METHOD[self.method]}
         settings |= {**data_set.settings, "data": {**data_set.data, "labelled": self.labelled}}
-        if self.method in _VOTES:
+        if self.method in _VOTE_SETTINGS_BY_METHOD:
             settings["method"] = {**settings["method"], **data_set.votes}
         settings |= self._network_settings
         if self.method in (_LAMBDA_0, _LAMBDA_0_CLIPPED):
@@ -451,8 +462,8 @@ class GainCase:
             guard = shared_settings["guard"]
             settings["guard"] = {**guard, "mechanism": "frozen_gaussian", "epsilon": 1.0}
         if self.epsilon is not None:
-            group, epsilon_settings = self._epsilon_settings(self.epsilon)
-            settings[group] = {**settings[group], **epsilon_settings}
+            section, epsilon_settings = self._epsilon_settings(self.epsilon)
+            settings[section] = {**settings[section], **epsilon_settings}
         return Config.model_validate(settings)
 
     def _epsilon_settings(self, epsilon: float) -> tuple[str, Mapping[str, Any]]:
@@ -472,7 +483,7 @@ class GainCase:
 _CaseKeys: TypeAlias = Iterator[tuple[str, str, int | None, float | None]]
 """Cases as (method, data set, labelled rows or None for all, epsilon or None for no noise)."""
 _TWO_SETS = ("digits", "handwritten-zer")
-_UNLIMITED = (None,)
+_NO_EPSILON = (None,)
 """The one choice of an epsilon where no noise is added."""
 
 
@@ -481,19 +492,23 @@ def _list_vote_cases() -> _CaseKeys:
 
     Their help is used as by default, always, or only where validation enables it.
     """
-    yield from product(("votes",), _TWO_SETS, (20, 50, 200, None), _UNLIMITED)
-    names = (_ALWAYS_USED[_DEFAULT_VOTES], _VALIDATED[_DEFAULT_VOTES])
-    yield from product(names, _TWO_SETS, (20, 50, 200), _UNLIMITED)
+    yield from product(("votes",), _TWO_SETS, (20, 50, 200, None), _NO_EPSILON)
+    names = (_ALWAYS_USED_VARIANT[_DEFAULT_VOTES], _VALIDATED_VARIANT[_DEFAULT_VOTES])
+    yield from product(names, _TWO_SETS, (20, 50, 200), _NO_EPSILON)
     for name, (data, labelled) in product(names, _LABELLED_BY_SET.items()):
         if data not in _TWO_SETS:
             yield name, data, labelled, None
-    randomised = (_RANDOMISED_VOTES, _ALWAYS_USED[_RANDOMISED_VOTES], _VALIDATED[_RANDOMISED_VOTES])
-    for name, (data, labelled) in product(randomised, _LABELLED_BY_SET.items()):
+    randomised_methods = (
+        _RANDOMISED_VOTES,
+        _ALWAYS_USED_VARIANT[_RANDOMISED_VOTES],
+        _VALIDATED_VARIANT[_RANDOMISED_VOTES],
+    )
+    for name, (data, labelled) in product(randomised_methods, _LABELLED_BY_SET.items()):
         yield name, data, labelled, 4.0
     views = ("handwritten-mor", "handwritten-fou", "handwritten-kar")
-    yield from product(("votes",), views, (50,), _UNLIMITED)
+    yield from product(("votes",), views, (50,), _NO_EPSILON)
     yield "votes", "handwritten-mor", None, None
-    yield from product(("votes",), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _UNLIMITED)
+    yield from product(("votes",), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _NO_EPSILON)
     yield "votes", "breast-cancer-errors", 20, None
     yield "votes", "wine", 9, None
     yield from product((_RANDOMISED_VOTES,), ("handwritten-zer", "digits"), (20,), _EPSILONS)
@@ -505,7 +520,7 @@ def _list_joint_cases() -> _CaseKeys:
     """Yield the cases of methods whose active learns from what all parties computed jointly: a
     teacher network, or a joint representation.
     """
-    yield from product((_TEACHER_SUM, "apc_vfl"), _TWO_SETS, (20, 50), _UNLIMITED)
+    yield from product((_TEACHER_SUM, "apc_vfl"), _TWO_SETS, (20, 50), _NO_EPSILON)
     for data, method, suffix in product(
         (*_TWO_SETS, "handwritten-fou"), ("apc_vfl", "vfedtrans"), ("", "-strongest")
     ):
@@ -514,7 +529,7 @@ def _list_joint_cases() -> _CaseKeys:
 
 def _list_apfed_cases() -> _CaseKeys:
     """Yield the cases of APFed whose exchange uses labels, then those whose exchange does not."""
-    yield from product(("apfed_c", "apfed_r"), ("handwritten-zer",), (50, None), _UNLIMITED)
+    yield from product(("apfed_c", "apfed_r"), ("handwritten-zer",), (50, None), _NO_EPSILON)
     yield "apfed_r", "handwritten-fou", 50, None
     guarded_views = ("handwritten-fou", "handwritten-zer")
     yield from product(_LABEL_GUARDS, guarded_views, (50,), (0.1, 1.0, 8.0))
@@ -527,7 +542,7 @@ def _list_apfed_cases() -> _CaseKeys:
     for method, (data, labelled) in product(_LABELS_AFTER, narrow_sets):
         yield method, f"{data}-narrow", labelled, 1.0
     yield from product(_LABELS_AFTER, _TUNING_SETS, (50,), (0.1, 8.0, None))
-    yield from product((_LABELS_AFTER_NOISE,), _TUNING_SETS, (50,), _UNLIMITED)
+    yield from product((_LABELS_AFTER_NOISE,), _TUNING_SETS, (50,), _NO_EPSILON)
     yield from product((_LABELS_AFTER_NOISE,), _TUNING_SETS, (50,), (4.0, 8.0, 16.0, 32.0))
 
 
@@ -536,12 +551,12 @@ def _list_code_cases() -> _CaseKeys:
     representations).
     """
     three_sets = (*_TWO_SETS, "handwritten-fou")
-    yield from product((_CODE,), _TWO_SETS, (20, 50, 200), _UNLIMITED)
+    yield from product((_CODE,), _TWO_SETS, (20, 50, 200), _NO_EPSILON)
     views = ("handwritten-fou", "handwritten-kar", "handwritten-mor")
-    yield from product((_CODE,), views, (50,), _UNLIMITED)
-    codes = [f"{_CODE}-{size}" for size in _CODE_SIZES]
-    yield from product(codes, three_sets, (50,), _UNLIMITED)
-    yield from product((_CODE,), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _UNLIMITED)
+    yield from product((_CODE,), views, (50,), _NO_EPSILON)
+    sized_codes = [f"{_CODE}-{size}" for size in _CODE_SIZES]
+    yield from product(sized_codes, three_sets, (50,), _NO_EPSILON)
+    yield from product((_CODE,), ("mnist-3-1", "fashion-mnist-3-1"), (50,), _NO_EPSILON)
     yield _CODE, "breast-cancer-errors", 20, None
     yield _CODE, "wine", 9, None
     noised_sets = (*three_sets, "handwritten-kar")
@@ -553,16 +568,16 @@ def _list_other_task_cases() -> _CaseKeys:
     people.
     """
     credit_methods = ("votes", "apfed_r", "apfed_c", "tvfl")
-    yield from product(credit_methods, ("credit-card",), (200, None), _UNLIMITED)
+    yield from product(credit_methods, ("credit-card",), (200, None), _NO_EPSILON)
     yield from product(("votes",), ("credit-card",), (200, None), (4.0,))
-    yield from product(("votes", "apfed_r"), ("diabetes",), (60, None), _UNLIMITED)
+    yield from product(("votes", "apfed_r"), ("diabetes",), (60, None), _NO_EPSILON)
     for name in _PARTLY_KNOWN_SETS:
         yield "votes", name, 50 if "digits" in name else 20, None
 
 
 def _make_cases() -> dict[str, GainCase]:
     """Return all cases of the study by name."""
-    families = (
+    keys_by_family = (
         _list_vote_cases(),
         _list_joint_cases(),
         _list_apfed_cases(),
@@ -571,7 +586,7 @@ def _make_cases() -> dict[str, GainCase]:
     )
     cases = [
         GainCase(method=method, data=data, labelled=labelled, epsilon=epsilon)
-        for method, data, labelled, epsilon in chain.from_iterable(families)
+        for method, data, labelled, epsilon in chain.from_iterable(keys_by_family)
     ]
     return {case.name: case for case in cases}
 
@@ -598,15 +613,15 @@ def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
         for method, epsilon in (
             ("votes", None),
             ("votes-encrypted", None),
-            (_ALWAYS_USED[_DEFAULT_VOTES], None),
+            (_ALWAYS_USED_VARIANT[_DEFAULT_VOTES], None),
             (_CODE, None),
-            (_VALIDATED[_DEFAULT_VOTES], None),
+            (_VALIDATED_VARIANT[_DEFAULT_VOTES], None),
             *(
                 (vote_method, epsilon)
                 for vote_method in (
                     _RANDOMISED_VOTES,
-                    _ALWAYS_USED[_RANDOMISED_VOTES],
-                    _VALIDATED[_RANDOMISED_VOTES],
+                    _ALWAYS_USED_VARIANT[_RANDOMISED_VOTES],
+                    _VALIDATED_VARIANT[_RANDOMISED_VOTES],
                     "votes",
                 )
                 for epsilon in (1.0, 2.0, 4.0, 8.0)
@@ -622,16 +637,16 @@ def select_cases(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES)
 
     Raises ConfigError: a glob matches no case.
     """
-    chosen: dict[str, GainCase] = {}
+    chosen_cases: dict[str, GainCase] = {}
     for pattern in patterns:
         names = fnmatch.filter(cases, pattern)
         if not names:
             raise ConfigError(f"no case is like {pattern!r}; there are {', '.join(cases)}")
-        chosen |= {name: cases[name] for name in names}
-    return list(chosen.values())
+        chosen_cases |= {name: cases[name] for name in names}
+    return list(chosen_cases.values())
 
 
-_points = make_form("+.1f", scale=100)
+_format_points = make_formatter("+.1f", scale=100)
 COLUMNS = (
     Column(name="case", title="case"),
     Column(name="seeds"),
@@ -639,25 +654,25 @@ COLUMNS = (
         name="solo",
         title="best local model",
         scale=100,
-        form=make_form(".1f", scale=100),
+        form=make_formatter(".1f", scale=100),
         note=lambda row: row["baseline"],
     ),
     Column(name="measure", title="measure"),
     Column(
         name="reached",
         title="reached",
-        form=make_form(".1f", scale=100),
+        form=make_formatter(".1f", scale=100),
         scale=100,
         keys=("accuracy",),
     ),
-    Column(name="gain", title="gain", form=_points, scale=100, keys=("gain", "low", "high")),
+    Column(name="gain", title="gain", form=_format_points, scale=100, keys=("gain", "low", "high")),
     P_HOLM,
     Column(name="baseline"),
     Column(name="hindsight"),
     Column(
         name="gain_hindsight",
         title="over the oracle",
-        form=_points,
+        form=_format_points,
         note=lambda row: row["hindsight"],
         scale=100,
         keys=("gain_hindsight", "low_hindsight", "high_hindsight"),
@@ -667,7 +682,7 @@ COLUMNS = (
     Column(
         name="gain_no_help",
         title="over the ablation",
-        form=_points,
+        form=_format_points,
         scale=100,
         note=lambda row: f"{100 * row['no_help']:.1f}",
         keys=("gain_no_help", "low_no_help", "high_no_help"),
@@ -675,7 +690,7 @@ COLUMNS = (
     Column(
         name="gain_mean",
         title="over the mean of the local models",
-        form=_points,
+        form=_format_points,
         scale=100,
         note=lambda row: "" if row.get("mean") is None else f"{100 * row['mean']:.1f}",
         keys=("gain_mean", "low_mean", "high_mean"),
@@ -689,7 +704,9 @@ COLUMNS = (
 )
 
 
-def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFrame) -> Row:
+def _make_row(
+    case: GainCase, seed_count: int, runs: pd.DataFrame, ablation_runs: pd.DataFrame
+) -> Row:
     """Return the table's row of one case.
 
     Gains are over the best local model, over the oracle (the local model that is best on test rows)
@@ -697,19 +714,19 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
 
     Args:
         case: the case.
-        seeds: number of seeds that were run.
+        seed_count: number of seeds that were run.
         runs: metrics of the case's runs, with those of the local models on the same seeds.
-        control: metrics of the runs of the case's ablation.
+        ablation_runs: metrics of the runs of the case's ablation.
     """
     summary = Summary.from_rows(runs)
-    gain = Gain.from_rows(runs, control)
+    gain = Gain.from_rows(runs, ablation_runs)
     assert gain is not None  # the study measures baselines
-    averaged: Row = {}
+    mean_columns: Row = {}
     if gain.mean is not None:
-        averaged = {"mean": gain.mean, "gain_mean": gain.over_mean}
-    return averaged | {
+        mean_columns = {"mean": gain.mean, "gain_mean": gain.over_mean}
+    return mean_columns | {
         "case": case.name,
-        "seeds": seeds,
+        "seeds": seed_count,
         "solo": gain.local_score,
         "measure": gain.measure,
         "reached": gain.reached,
@@ -721,7 +738,7 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
         "control": case.control.name,
         "no_help": gain.control,
         "gain_no_help": gain.over_control,
-        "help_used": _describe_use(runs),
+        "help_used": _describe_help_use(runs),
         "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
         "shared": gain.shared,
@@ -729,7 +746,7 @@ def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFr
     }
 
 
-def _describe_use(runs: pd.DataFrame) -> str | None:
+def _describe_help_use(runs: pd.DataFrame) -> str | None:
     """Return in how many runs the model learnt from the passives' votes, such as "7 of 10, averaged
     in 2".
 
@@ -740,45 +757,54 @@ def _describe_use(runs: pd.DataFrame) -> str | None:
     help_used = seed_runs["help_used"].dropna()
     if not len(help_used):
         return None
-    averaged = int(seed_runs["help_averaged"].fillna(value=False).sum())
+    averaged_count = int(seed_runs["help_averaged"].fillna(value=False).sum())
     return f"{int(help_used.sum())} of {len(help_used)}" + (
-        f", averaged in {averaged}" if averaged else ""
+        f", averaged in {averaged_count}" if averaged_count else ""
     )
 
 
-def compare_validation(validated: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
+def compare_validation(
+    validated_runs: pd.DataFrame, always_used_runs: pd.DataFrame
+) -> pd.DataFrame:
     """Compare validation's decision with what help would have brought, for each seed.
 
     Args:
-        validated: metrics of runs that enable help by validation, and of their local models.
-        always: metrics of the same runs with help always enabled.
+        validated_runs: metrics of runs that enable help by validation, and of their local models.
+        always_used_runs: metrics of the same runs with help always enabled.
 
     Returns:
-        A frame by seed: `used`, whether validation enabled help; `gain`, the gain of `always` over
-        the best local model on the test rows.
+        A frame by seed: `is_help_used`, whether validation enabled help; `gain`, the gain of
+        `always_used_runs` over the best local model on the test rows.
     """
-    local_models = validated[validated["target"] == "solo"]
-    measure = MEASURES[str(local_models["metric"].iloc[0])]
+    local_model_rows = validated_runs[validated_runs["target"] == "solo"]
+    measure = MEASURES[str(local_model_rows["metric"].iloc[0])]
     sign = 1.0 if measure.higher_is_better else -1.0
     # The best local model of each seed is chosen by its measure on held-out labels.
-    held_out = (sign * local_models["baseline"]).fillna(-math.inf)
-    best_by_seed = held_out.groupby(local_models["seed"]).idxmax()
-    best_rows = local_models.loc[best_by_seed]
-    best_local = best_rows.set_index("seed")["score"]
-    used = validated.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
-    return pd.DataFrame({"used": used, "gain": sign * (select_accuracies(always) - best_local)})
+    held_out = (sign * local_model_rows["baseline"]).fillna(-math.inf)
+    best_by_seed = held_out.groupby(local_model_rows["seed"]).idxmax()
+    best_rows = local_model_rows.loc[best_by_seed]
+    best_local_score = best_rows.set_index("seed")["score"]
+    is_help_used = (
+        validated_runs.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
+    )
+    return pd.DataFrame(
+        {
+            "used": is_help_used,
+            "gain": sign * (select_accuracies(always_used_runs) - best_local_score),
+        }
+    )
 
 
-def count_verdicts(verdicts: pd.DataFrame) -> Table:
+def count_decisions(decisions: pd.DataFrame) -> Table:
     """Count runs by the decision of validation and by the sign of the gain on the test rows.
 
-    `verdicts`: the frame that `compare_validation` returns. A cell is the number of runs and, for
+    `decisions`: the frame that `compare_validation` returns. A cell is the number of runs and, for
     gains other than 0, their mean in hundredths of the measure.
     """
     rows: list[Row] = []
-    for used, decision in ((True, "used"), (False, "not used")):
-        gains = verdicts["gain"][verdicts["used"] == used]
-        row: Row = {"help": decision}
+    for is_used, decision_title in ((True, "used"), (False, "not used")):
+        gains = decisions["gain"][decisions["used"] == is_used]
+        row: Row = {"help": decision_title}
         for name, sign in (("helps", 1), ("harms", -1), ("changes nothing", 0)):
             gains_of_sign = gains[np.sign(gains) == sign]
             row[name] = (
@@ -793,52 +819,63 @@ def count_verdicts(verdicts: pd.DataFrame) -> Table:
     )
 
 
-def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Study[Results]:
+def declare_study(
+    folder: Path, cases: Sequence[GainCase], *, seed_count: int
+) -> Study[StudyMetrics]:
     """Return the study of these cases; a case whose data are missing gets a row with the reason.
 
     For cases that are run with and without validation, a second table counts how often validation
     decided well whether to use help.
 
-    `folder`: folder of the stored metrics and the report. `seeds`: number of seeds.
+    `folder`: folder of the stored metrics and the report. `seed_count`: number of seeds.
     """
-    missing = {case.name: describe_missing_data(case.config) for case in cases}
-    available = [case for case in cases if not missing[case.name]]
-    all_cases = [*available, *(case.control for case in available)]
-    points = {case.name: case.make_point(folder) for case in all_cases}
+    missing_reason_by_case = {case.name: describe_missing_data(case.config) for case in cases}
+    available_cases = [case for case in cases if not missing_reason_by_case[case.name]]
+    all_cases = [*available_cases, *(case.control for case in available_cases)]
+    point_by_case = {case.name: case.make_point(folder) for case in all_cases}
 
-    def compare(results: Results) -> list[Part]:
+    def compare(results: StudyMetrics) -> list[Part]:
         """Return the table of gains and, for cases with and without validation, the table of its
         decisions.
         """
-        runs = {name: results.select_rows(point) for name, point in points.items()}
+        runs_by_case = {name: results.select_rows(point) for name, point in point_by_case.items()}
         rows: list[Row] = []
         for case in cases:
-            reason = missing[case.name]
+            reason = missing_reason_by_case[case.name]
             if reason:
                 rows.append({"case": case.name, "seeds": 0, "missing": reason, "paid": reason})
             else:
-                rows.append(_make_row(case, seeds, runs[case.name], runs[case.control.name]))
-        add_p_values([row for row in rows if "gain" in row], seeds)
+                rows.append(
+                    _make_row(
+                        case, seed_count, runs_by_case[case.name], runs_by_case[case.control.name]
+                    )
+                )
+        add_gain_p_values([row for row in rows if "gain" in row], seed_count)
         table = Table(COLUMNS, rows, "What help is worth")
         pictures = _draw_gains(folder / "gains.png", rows)
         # Pairs of cases that are equal but for whether validation may disable help.
-        verdicts = [
-            compare_validation(runs[case.name], runs[other.name])
-            for case in available
-            for other in available
+        decisions = [
+            compare_validation(runs_by_case[case.name], runs_by_case[other.name])
+            for case in available_cases
+            for other in available_cases
             if (case.method, other.method) in _VALIDATED_AND_ALWAYS
             and case == replace(other, method=case.method)
         ]
         parts = [Part(name="gains", table=table, pictures=pictures)]
-        if verdicts:
-            parts.append(Part(name="validation", table=count_verdicts(pd.concat(verdicts))))
+        if decisions:
+            parts.append(Part(name="validation", table=count_decisions(pd.concat(decisions))))
         return parts
 
     return Study(
         title="What help is worth",
         reading=READING,
         folder=folder,
-        measure=partial(run_points, list(points.values()), range(seeds), local_models=True),
+        measure=partial(
+            run_points,
+            list(point_by_case.values()),
+            range(seed_count),
+            should_measure_baselines=True,
+        ),
         compare=compare,
     )
 
@@ -864,16 +901,16 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
     with open_figure(path, (7.5, 4.2)) as figure:
         axes = figure.subplots()
         for colour, (name, line_rows) in zip(COLOURS, rows_by_line.items(), strict=False):
-            draw_line(
+            draw_intervals(
                 axes,
                 [row["gain_case"].epsilon for row in line_rows],
                 [row["gain"] for row in line_rows],
                 scale=100,
-                fmt="o-",
+                marker_and_line="o-",
                 color=colour,
                 label=name,
             )
-        axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
+        axes.axhline(0, color=OTHER_COLOUR, linestyle=":", linewidth=1.2)
         axes.set(
             xscale="log",
             xlabel="epsilon of a person's vote at one passive, or of a row's releases",

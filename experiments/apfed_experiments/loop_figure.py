@@ -26,7 +26,7 @@ __all__ = ["tradeoff_figure"]
 Point: TypeAlias = Mapping[str, Any]
 _REQUIRED_KEYS = ("label", "accuracy", "attack")
 _ALL_KEYS = (*_REQUIRED_KEYS, "epsilon")
-_EXAMPLE = '{"label": "noise 1.0", "accuracy": 0.91, "epsilon": 8, "attack": 0.12}'
+_EXAMPLE_POINT = '{"label": "noise 1.0", "accuracy": 0.91, "epsilon": 8, "attack": 0.12}'
 
 
 def tradeoff_figure(
@@ -52,18 +52,22 @@ def tradeoff_figure(
     Raises:
         DataError: a point lacks a key, or a number is none or out of range; names the point.
     """
-    unchecked: object = points  # users may pass anything, whatever the annotation says
-    is_list = isinstance(unchecked, Sequence) and not isinstance(unchecked, str)
+    untyped_points: object = points  # users may pass anything, whatever the annotation says
+    is_list = isinstance(untyped_points, Sequence) and not isinstance(untyped_points, str)
     if not is_list or not points:
-        raise DataError(f"points: expected a list of mappings such as {_EXAMPLE}, got {points!r}")
-    for place, point in enumerate(points, start=1):
-        _check_keys(point, place)
-    names = [str(point["label"]) for point in points]
-    drawn_target = target or _find_common_target(points, names)
-    rows = [_make_row(point, name, drawn_target) for point, name in zip(points, names, strict=True)]
+        raise DataError(
+            f"points: expected a list of mappings such as {_EXAMPLE_POINT}, got {points!r}"
+        )
+    for position, point in enumerate(points, start=1):
+        _check_keys(point, position)
+    labels = [str(point["label"]) for point in points]
+    drawn_target = target or _find_common_target(points, labels)
+    rows = [
+        _make_row(point, name, drawn_target) for point, name in zip(points, labels, strict=True)
+    ]
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
-        draw_board(figure, Leaderboard(rows), drawn_target, describe=_describe_point)
+        draw_board(figure, Leaderboard(rows), drawn_target, describe_guarantee=_describe_point)
         (axes,) = figure.axes
         axes.set_title(title or f"Accuracy against leakage: {drawn_target}")
     return figure
@@ -75,14 +79,16 @@ def _check_keys(point: Any, position: int) -> None:
     `position`: position of the point in the caller's list, from 1, for messages.
     """
     if not isinstance(point, Mapping):
-        raise DataError(f"point {position}: expected a mapping such as {_EXAMPLE}, got {point!r}")
-    if missing := [key for key in _REQUIRED_KEYS if key not in point]:
         raise DataError(
-            f"point {position}: lacks {', '.join(missing)}; give a mapping as {_EXAMPLE}"
+            f"point {position}: expected a mapping such as {_EXAMPLE_POINT}, got {point!r}"
         )
-    if unknown := [str(key) for key in point if key not in _ALL_KEYS]:
+    if missing_keys := [key for key in _REQUIRED_KEYS if key not in point]:
         raise DataError(
-            f"point {position}: keys are {', '.join(_ALL_KEYS)}, got {', '.join(unknown)}"
+            f"point {position}: lacks {', '.join(missing_keys)}; give a mapping as {_EXAMPLE_POINT}"
+        )
+    if unknown_keys := [str(key) for key in point if key not in _ALL_KEYS]:
+        raise DataError(
+            f"point {position}: keys are {', '.join(_ALL_KEYS)}, got {', '.join(unknown_keys)}"
         )
 
 
@@ -92,28 +98,28 @@ def _describe_point(row: Row) -> str:
     return "no guarantee" if math.isinf(epsilon) else f"epsilon {format_number(epsilon)}"
 
 
-def _make_row(point: Point, name: str, target: str) -> Row:
+def _make_row(point: Point, label: str, target: str) -> Row:
     """Return a point as a row that `draw_board` draws.
 
-    `name`: label of the point. `target`: "labels" or "features".
+    `label`: label of the point. `target`: "labels" or "features".
 
     Raises DataError: a number is missing or out of range.
     """
-    accuracies = _parse_numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
+    accuracies = _parse_numbers(point["accuracy"], f"point {label!r}: accuracy", low=0, high=1)
     epsilon = point.get("epsilon")
-    where = f"point {name!r}: epsilon"
+    value_name = f"point {label!r}: epsilon"
     epsilon_value = (
-        math.inf if epsilon is None else _parse_number(epsilon, where, low=0, high=math.inf)
+        math.inf if epsilon is None else _parse_number(epsilon, value_name, low=0, high=math.inf)
     )
     return {
         # A user's point is no reference and has no local models to gain over.
         "reference": False,
         "gain": None,
-        "defence": name,
-        "label": name,
+        "defence": label,
+        "label": label,
         "accuracy": Interval.from_values(accuracies),
         "epsilon": epsilon_value,
-        "leakage": {target: _find_leakage(point["attack"], name, target)},
+        "leakage": {target: _find_leakage(point["attack"], label, target)},
     }
 
 
@@ -124,10 +130,10 @@ def _list_evaluations(attack: Any) -> list[Evaluation]:
     return candidates if are_evaluations else []
 
 
-def _find_common_target(points: Sequence[Point], names: Sequence[str]) -> str:
+def _find_common_target(points: Sequence[Point], labels: Sequence[str]) -> str:
     """Return the one target that the evaluations of all points attacked.
 
-    `names`: labels of the points. Returns "attack" if all points have numbers instead.
+    `labels`: labels of the points. Returns "attack" if all points have numbers instead.
 
     Raises DataError: no target was attacked at all points, or several were.
     """
@@ -139,29 +145,31 @@ def _find_common_target(points: Sequence[Point], names: Sequence[str]) -> str:
     ]
     if not targets_by_point:
         return "attack"
-    common = sorted(set.intersection(*targets_by_point))
-    if len(common) != 1:
-        targets = ", ".join(common) or "none"
+    common_targets = sorted(set.intersection(*targets_by_point))
+    if len(common_targets) != 1:
+        targets = ", ".join(common_targets) or "none"
         raise DataError(
-            f"the evaluations of {', '.join(names)} all attacked {targets}; say which one is "
+            f"the evaluations of {', '.join(labels)} all attacked {targets}; say which one is "
             'drawn, such as target="labels"'
         )
-    return common[0]
+    return common_targets[0]
 
 
-def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
+def _find_leakage(attack: Any, label: str, target: str) -> Leakage:
     """Return the leakage of a point: that of the attack with the highest mean advantage.
 
     Args:
         attack: advantages, or evaluations, one for each seed.
-        name: label of the point.
+        label: label of the point.
         target: "labels" or "features".
 
     Raises DataError: the evaluations hold no attack on the target, or a number is not finite.
     """
     evaluations = _list_evaluations(attack)
     if not evaluations:
-        advantages = _parse_numbers(attack, f"point {name!r}: attack", low=-math.inf, high=math.inf)
+        advantages = _parse_numbers(
+            attack, f"point {label!r}: attack", low=-math.inf, high=math.inf
+        )
         return _make_leakage(target, "attack", "score", advantages)
     # Each setting of an attack has one finding for each seed; settings are compared by their means.
     findings_by_setting: dict[str, list[Finding]] = {}
@@ -172,16 +180,16 @@ def _find_leakage(attack: Any, name: str, target: str) -> Leakage:
     if not findings_by_setting:
         reasons = evaluations[0].explain_omission().splitlines()
         reason = f" ({reasons[0]})" if reasons else ""
-        raise DataError(f"point {name!r}: no attack on {target} was mounted{reason}")
+        raise DataError(f"point {label!r}: no attack on {target} was mounted{reason}")
     advantages_by_setting = {
         setting: [finding.advantage for finding in findings]
         for setting, findings in findings_by_setting.items()
     }
-    best = max(
+    best_setting = max(
         advantages_by_setting, key=lambda setting: float(np.mean(advantages_by_setting[setting]))
     )
-    metric = str(findings_by_setting[best][0].result.metric)
-    return _make_leakage(target, best, metric, advantages_by_setting[best])
+    metric = str(findings_by_setting[best_setting][0].result.metric)
+    return _make_leakage(target, best_setting, metric, advantages_by_setting[best_setting])
 
 
 def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
@@ -201,18 +209,18 @@ def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[fl
     )
 
 
-def _parse_numbers(values: Any, where: str, *, low: float, high: float) -> list[float]:
+def _parse_numbers(values: Any, value_name: str, *, low: float, high: float) -> list[float]:
     """Return one number or a sequence of numbers as a list, each checked by `_parse_number`."""
     is_sequence = not isinstance(values, str) and np.ndim(values) == 1 and len(values) > 0
     numbers = list(values) if is_sequence else [values]
-    return [_parse_number(number, where, low=low, high=high) for number in numbers]
+    return [_parse_number(number, value_name, low=low, high=high) for number in numbers]
 
 
-def _parse_number(value: Any, where: str, *, low: float, high: float) -> float:
+def _parse_number(value: Any, value_name: str, *, low: float, high: float) -> float:
     """Return a number after checking that it lies between `low` and `high`.
 
-    Infinity is allowed only if `low` is finite, as for an epsilon. `where`: name of the value, with
-    which the error message begins.
+    Infinity is allowed only if `low` is finite, as for an epsilon. `value_name`: name of the value,
+    with which the error message begins.
 
     Raises DataError: the value is no number, or out of range.
     """
@@ -222,5 +230,5 @@ def _parse_number(value: Any, where: str, *, low: float, high: float) -> float:
     allows_infinity = math.isfinite(low)
     if not is_number or not low <= value <= high or (math.isinf(value) and not allows_infinity):
         expected = f"a number from {low:g} to {high:g}" if allows_infinity else "a number"
-        raise DataError(f"{where}: expected {expected}, got {value!r}")
+        raise DataError(f"{value_name}: expected {expected}, got {value!r}")
     return float(value)

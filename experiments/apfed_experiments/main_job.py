@@ -29,15 +29,15 @@ from apfed_experiments.columns import (
     P_HOLM,
     Column,
     Table,
-    add_p_values,
+    add_gain_p_values,
     describe_missing_attack,
-    make_form,
-    make_points_form,
+    make_formatter,
+    make_points_formatter,
 )
 from apfed_experiments.drawing import (
-    ATTACK,
-    OTHER,
-    OURS,
+    ATTACK_COLOUR,
+    OTHER_COLOUR,
+    OUR_COLOUR,
     Picture,
     draw_epsilons,
     name_rows,
@@ -48,14 +48,14 @@ from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import FROZEN, JOINT_TRAINING, MIXED_OBJECTIVES
 from apfed_experiments.study import (
-    MASKED,
-    STUDENT,
+    MASKED_SUM,
+    VOTE_STUDENT,
     OnDone,
     Point,
-    Results,
+    StudyMetrics,
     StudyRow,
-    base_config,
     list_trials,
+    load_base_config,
     load_seed_tables,
     run_points,
     shuffle_passives_rows,
@@ -68,18 +68,18 @@ from secure_apfed.data.catalogue import view_count
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import METHODS
 
-_GAINS = (
+_GAINS_GUIDE = (
     "Accuracy: on the active's test rows, mean and 95 % interval over the seeds, with their "
     "covariance by the people who test several. Gain: accuracy minus that of the best local model "
     "(of twelve, chosen by cross-validation over the labelled rows), paired by seed; p is adjusted "
     "for the number of gains in the table (Holm). "
 )
-_EPSILONS = (
+_EPSILONS_GUIDE = (
     "Epsilon: of votes, of one person's vote at one passive, labeller held fixed, at delta 1e-5 "
     "(randomised: 0); of a guard, of one row's releases, encoder held fixed, at delta 1e-5. Labels "
     "and the model have no guarantee. "
 )
-_LEAKS = (
+_LEAKS_GUIDE = (
     "Who reads whose labels or features: by the attack that gains most over its best baseline with "
     "the same knowledge, on average over the seeds, in balanced accuracy of one party's guesses "
     "and in R2 of another party's features (30 people known wholly). Where nothing leaks it is as "
@@ -92,27 +92,27 @@ READING = (
     "data sets, test rows of these seeds included. SingleVL trains APFed's network on the "
     "active's columns alone. Mixed objectives: one passive reconstructs, the others contrast. "
     "Breast cancer has fewer lines: no epsilon 8, no mixed objectives and no ablation of APFed-R. "
-    + _GAINS
+    + _GAINS_GUIDE
     + "Over the ablation: accuracy minus that of the same run with each passive's rows shuffled. "
-    + _EPSILONS
-    + _LEAKS
+    + _EPSILONS_GUIDE
+    + _LEAKS_GUIDE
 )
 METHODS_READING = (
     "50 of the active's training rows have a label. The settings of APFed and of votes were "
     "developed on these data sets, test rows of these seeds included. "
     '"TVFL, all parties" needs every party to predict, every other row predicts with the '
-    "active's features alone. " + _GAINS + _EPSILONS + _LEAKS
+    "active's features alone. " + _GAINS_GUIDE + _EPSILONS_GUIDE + _LEAKS_GUIDE
 )
 # Titles of modes of inference that need more than the method's name, in the papers' words.
-_TITLES_BY_INFERENCE: Mapping[str, str] = {
+_TITLE_BY_INFERENCE: Mapping[str, str] = {
     "tvfl": "TVFL, all parties",
     "tvfl_0": "TVFL-0",
     "tvfl_a": "TVFL-A",
     "tvfl_r": "TVFL-R",
     "joint_teacher_sum_together": "Teacher, all parties",
 }
-_TITLES_BY_SUFFIX: Mapping[str, str] = {"alone": "left alone", "together": "all parties"}
-_DIRECTIONS: Mapping[str, tuple[str, str]] = {
+_TITLE_BY_SUFFIX: Mapping[str, str] = {"alone": "left alone", "together": "all parties"}
+_DIRECTION_AND_METRIC_BY_KEY: Mapping[str, tuple[str, str]] = {
     "labels": ("passive reads labels", "balanced accuracy"),
     "features": ("active reads features of passives", "R2"),
     "features_of_active": ("passive reads features of active", "R2"),
@@ -120,7 +120,7 @@ _DIRECTIONS: Mapping[str, tuple[str, str]] = {
 """Directions of leaks (who reads whose what) and their metrics, by key for programs."""
 
 
-_TABLE_DIRECTIONS = frozenset(kind for kind, _ in _DIRECTIONS.values())
+_TABLE_DIRECTIONS = frozenset(kind for kind, _ in _DIRECTION_AND_METRIC_BY_KEY.values())
 
 
 def _make_leak_column(key: str) -> Column:
@@ -129,7 +129,7 @@ def _make_leak_column(key: str) -> Column:
 
     `key`: "labels", "features" or "features_of_active". A cell without an attack is "not attacked".
     """
-    direction, metric = _DIRECTIONS[key]
+    direction, metric = _DIRECTION_AND_METRIC_BY_KEY[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
     largest_difference = (
         measure.max_value - measure.min_value
@@ -143,7 +143,7 @@ def _make_leak_column(key: str) -> Column:
     return Column(
         name=key,
         title=direction,
-        form=make_form(".3f", minimum=-largest_difference, maximum=largest_difference),
+        form=make_formatter(".3f", minimum=-largest_difference, maximum=largest_difference),
         missing=NOT_ATTACKED,
         note=describe_missing_seeds,
         keys=(key, f"{key}_low", f"{key}_high"),
@@ -157,23 +157,23 @@ COLUMNS = (
     Column(
         name="gain",
         title="gain, points",
-        form=make_points_form(),
+        form=make_points_formatter(),
         keys=("gain", "gain_low", "gain_high"),
     ),
     P_HOLM,
     Column(
         name="ablation",
         title="over the ablation, points",
-        form=make_points_form(),
+        form=make_points_formatter(),
         keys=("ablation", "ablation_low", "ablation_high"),
     ),
     Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
     EPSILON,
-    *map(_make_leak_column, _DIRECTIONS),
+    *map(_make_leak_column, _DIRECTION_AND_METRIC_BY_KEY),
 )
 _NO_GUARD = {"guard": {"mechanism": "none"}}
-_PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
-_VOTE_STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
+_NO_PROTECTION = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
+_VOTE_STUDENT = {**_NO_GUARD, **MASKED_SUM, **VOTE_STUDENT}
 _PUBLIC_CODE = {
     **_VOTE_STUDENT,
     "model": {"network": "cross_view", "random_features": 1000},
@@ -187,10 +187,10 @@ _JOINT_TEACHER_TRAINING = {
 _JOINT_TEACHER_SETTINGS = {
     **_VOTE_STUDENT,
     "train": _JOINT_TEACHER_TRAINING,
-    "secure_sum": {**MASKED["secure_sum"], "clip": 8.0},
+    "secure_sum": {**MASKED_SUM["secure_sum"], "clip": 8.0},
 }
 _ECDH = {"alignment": {"protocol": "ecdh"}}
-_MASKED_CLIPPED = {**_ECDH, "secure_sum": {**MASKED["secure_sum"], "clip": 1.0}}
+_MASKED_CLIPPED = {**_ECDH, "secure_sum": {**MASKED_SUM["secure_sum"], "clip": 1.0}}
 _ABLATION_SUFFIX = "-shuffled"
 
 
@@ -200,10 +200,10 @@ def _make_row(
     method: str,
     protection: str,
     *,
-    protected: bool = True,
-    ablated: bool = False,
-    changes: Mapping[str, Any] = {},
-    **options: Any,
+    is_protected: bool = True,
+    has_ablation: bool = False,
+    sections: Mapping[str, Any] = {},
+    **method_settings: Any,
 ) -> StudyRow:
     """Return one row of the table: how its runs differ from the base.
 
@@ -212,17 +212,17 @@ def _make_row(
         label: title of the row.
         method: name of the method.
         protection: text of the column "protection".
-        protected: whether messages are protected, which fills the row's dots in the picture.
-        ablated: whether the ablation (passives' rows shuffled) is also measured.
-        changes: sections of settings that replace those of the base (the settings of a data set
+        is_protected: whether messages are protected, which fills the row's dots in the picture.
+        has_ablation: whether the ablation (passives' rows shuffled) is also measured.
+        sections: sections of settings that replace those of the base (the settings of a data set
             that all rows share).
-        options: further settings of the method.
+        method_settings: further settings of the method.
     """
     return StudyRow(
         key=key,
         label=label,
-        settings={**changes, "method": {"name": method, **options}},
-        cells={"protection": protection, "protected": protected, "ablated": ablated},
+        settings={**sections, "method": {"name": method, **method_settings}},
+        cells={"protection": protection, "protected": is_protected, "ablated": has_ablation},
     )
 
 
@@ -232,45 +232,47 @@ _SINGLE_VIEW = _make_row(
     "SingleVL",
     "single_view",
     "nothing is sent",
-    protected=False,
-    changes={**_PLAIN, **_ECDH, "train": {**JOINT_TRAINING, "device": "cpu"}},
+    is_protected=False,
+    sections={**_NO_PROTECTION, **_ECDH, "train": {**JOINT_TRAINING, "device": "cpu"}},
 )
 _JOINT_TEACHER = _make_row(
     "joint-teacher",
     "Joint teacher",
     "joint_teacher_sum",
     "secure sum",
-    changes={**_JOINT_TEACHER_SETTINGS, **_ECDH},
+    sections={**_JOINT_TEACHER_SETTINGS, **_ECDH},
     labels="spreading",
 )
-_CONTRASTIVE = _make_row("apfed_c", "APFed-C", "apfed_c", "CKKS + guard, epsilon 1", ablated=True)
+_CONTRASTIVE = _make_row(
+    "apfed_c", "APFed-C", "apfed_c", "CKKS + guard, epsilon 1", has_ablation=True
+)
 _RANDOMISED_VOTES = _make_row(
     "votes-randomised",
     "Votes",
     "votes_randomised",
     "randomised answers",
-    ablated=True,
-    changes=_VOTE_SETTINGS,
+    has_ablation=True,
+    sections=_VOTE_SETTINGS,
     epsilon=4.0,
 )
 
 
-def _make_reconstructive_row(*, ablated: bool) -> StudyRow:
+def _make_reconstructive_row(*, has_ablation: bool) -> StudyRow:
     """Return the row of APFed-R.
 
-    `ablated`: whether the ablation (passives' rows shuffled) is also measured.
+    `has_ablation`: whether the ablation (passives' rows shuffled) is also measured.
     """
     return _make_row(
         "apfed_r",
         "APFed-R",
         "apfed_r",
         "masks + guard, epsilon 1",
-        ablated=ablated,
-        changes=_MASKED_CLIPPED,
+        has_ablation=has_ablation,
+        sections=_MASKED_CLIPPED,
     )
 
 
-MAIN_LINES: tuple[StudyRow, ...] = (
+MAIN_ROWS: tuple[StudyRow, ...] = (
     _SINGLE_VIEW,
     _CONTRASTIVE,
     _make_row(
@@ -278,32 +280,32 @@ MAIN_LINES: tuple[StudyRow, ...] = (
         "APFed-C",
         "apfed_c",
         "masks + guard, epsilon 8",
-        changes={**_MASKED_CLIPPED, "guard": {**FROZEN, "epsilon": 8.0}},
+        sections={**_MASKED_CLIPPED, "guard": {**FROZEN, "epsilon": 8.0}},
     ),
-    _make_reconstructive_row(ablated=True),
+    _make_reconstructive_row(has_ablation=True),
     _make_row(
         "apfed",
         "APFed, mixed objectives",
         "apfed",
         "masks + guard, epsilon 1",
-        changes={**_MASKED_CLIPPED, "passives": MIXED_OBJECTIVES},
+        sections={**_MASKED_CLIPPED, "passives": MIXED_OBJECTIVES},
     ),
     _RANDOMISED_VOTES,
     _JOINT_TEACHER,
 )
-FEWER_LINES: tuple[StudyRow, ...] = (
+FEWER_ROWS: tuple[StudyRow, ...] = (
     _SINGLE_VIEW,
     _CONTRASTIVE,
-    _make_reconstructive_row(ablated=False),
+    _make_reconstructive_row(has_ablation=False),
     _RANDOMISED_VOTES,
     _JOINT_TEACHER,
 )
 """Lines of the main job's second data set, without those that measure a setting's effect again."""
-METHOD_LINES: tuple[StudyRow, ...] = (
+METHOD_ROWS: tuple[StudyRow, ...] = (
     _SINGLE_VIEW,
-    _make_row("votes", "Votes", "votes", "secure sum", changes=_VOTE_SETTINGS),
+    _make_row("votes", "Votes", "votes", "secure sum", sections=_VOTE_SETTINGS),
     _make_row(
-        "votes-noise", "Votes", "votes", "secure sum + noise", changes=_VOTE_SETTINGS, epsilon=4.0
+        "votes-noise", "Votes", "votes", "secure sum + noise", sections=_VOTE_SETTINGS, epsilon=4.0
     ),
     *(
         _make_row(
@@ -311,16 +313,20 @@ METHOD_LINES: tuple[StudyRow, ...] = (
             "Votes",
             "votes_randomised",
             f"randomised answers, epsilon {epsilon:g}",
-            changes=_VOTE_SETTINGS,
+            sections=_VOTE_SETTINGS,
             epsilon=epsilon,
         )
         for epsilon in (4.0, 2.0)
     ),
     _make_row(
-        "votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_VOTE_SETTINGS
+        "votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", sections=_VOTE_SETTINGS
     ),
     _make_row(
-        "apfed_code", "APFed by code", "apfed_code", "secure sum", changes={**_PUBLIC_CODE, **_ECDH}
+        "apfed_code",
+        "APFed by code",
+        "apfed_code",
+        "secure sum",
+        sections={**_PUBLIC_CODE, **_ECDH},
     ),
     _JOINT_TEACHER,
     _make_row(
@@ -328,9 +334,9 @@ METHOD_LINES: tuple[StudyRow, ...] = (
         "TVFL",
         "tvfl",
         "none",
-        protected=False,
-        changes={
-            **_PLAIN,
+        is_protected=False,
+        sections={
+            **_NO_PROTECTION,
             **_ECDH,
             "train": {**_JOINT_TEACHER_TRAINING, "epochs": 100, "evaluate_every": 100},
         },
@@ -341,7 +347,7 @@ METHOD_LINES: tuple[StudyRow, ...] = (
             METHODS[method].settings.title,
             method,
             "masks + guard, epsilon 1",
-            changes=_MASKED_CLIPPED,
+            sections=_MASKED_CLIPPED,
         )
         for method in ("apfed_c", "apfed_r")
     ),
@@ -349,7 +355,7 @@ METHOD_LINES: tuple[StudyRow, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class DataSetsStudy:
     """A study on several data sets: the same rows of settings are run and compared on each.
 
     Attributes:
@@ -368,24 +374,24 @@ class Job:
     fewer: Mapping[str, tuple[StudyRow, ...]] = field(default_factory=dict)
     first: str = ""
 
-    def list_rows(self, config: str) -> tuple[StudyRow, ...]:
-        """Return the rows of one data set's table; `config`: name of its YAML file."""
-        return self.fewer.get(config, self.lines)
+    def list_rows(self, config_name: str) -> tuple[StudyRow, ...]:
+        """Return the rows of one data set's table; `config_name`: name of its YAML file."""
+        return self.fewer.get(config_name, self.lines)
 
 
-MAIN = Job(
+MAIN = DataSetsStudy(
     title="The main job: APFed under a secure sum and a guard",
     reading=READING,
     configs=("main-handwritten", "main-breast-cancer"),
-    lines=MAIN_LINES,
-    fewer={"main-breast-cancer": FEWER_LINES},
+    lines=MAIN_ROWS,
+    fewer={"main-breast-cancer": FEWER_ROWS},
     first="apfed_c",
 )
-METHOD_COMPARISON = Job(
+METHOD_COMPARISON = DataSetsStudy(
     title="All methods: what help is worth where few rows have a label",
     reading=METHODS_READING,
     configs=("main-handwritten", "main-breast-cancer", "methods-digits"),
-    lines=METHOD_LINES,
+    lines=METHOD_ROWS,
 )
 
 
@@ -416,13 +422,13 @@ def title_row(study_row: StudyRow, inference: str) -> str:
     `inference`: key of the mode in `Outcome.accuracy`, such as "tvfl_alone".
     """
     suffix = inference.removeprefix(f"{study_row.method}_")
-    if inference in _TITLES_BY_INFERENCE or suffix == inference:
-        return _TITLES_BY_INFERENCE.get(inference, study_row.label)
-    return f"{study_row.label}, {_TITLES_BY_SUFFIX.get(suffix, suffix)}"
+    if inference in _TITLE_BY_INFERENCE or suffix == inference:
+        return _TITLE_BY_INFERENCE.get(inference, study_row.label)
+    return f"{study_row.label}, {_TITLE_BY_SUFFIX.get(suffix, suffix)}"
 
 
 def make_points(
-    base: Config, folder: Path, study_rows: Sequence[StudyRow] = MAIN_LINES
+    base: Config, folder: Path, study_rows: Sequence[StudyRow] = MAIN_ROWS
 ) -> list[Point]:
     """Return one point (settings that are run for each seed) for each row of the table.
 
@@ -462,17 +468,17 @@ def make_ablation(point: Point) -> Point | None:
     )
 
 
-def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
+def compare_points(points: Sequence[Point], results: StudyMetrics, *, seed_count: int = 1) -> Table:
     """Return the table of these points, with a row for each mode of inference.
 
-    A point is one choice of settings, run for each seed. `seeds`: number of seeds.
+    A point is one choice of settings, run for each seed. `seed_count`: number of seeds.
     """
     rows = [row for point in points for row in _make_table_rows(point, results)]
-    add_p_values(rows, seeds)
-    return Table(COLUMNS, rows, _make_title(points, rows, seeds))
+    add_gain_p_values(rows, seed_count)
+    return Table(COLUMNS, rows, _make_title(points, rows, seed_count))
 
 
-def _make_table_rows(point: Point, results: Results) -> list[Row]:
+def _make_table_rows(point: Point, results: StudyMetrics) -> list[Row]:
     """Return the table's rows of one point (settings), one for each mode of inference.
 
     Gains over the best local model and over the ablation are in the row of the method's own mode
@@ -482,18 +488,18 @@ def _make_table_rows(point: Point, results: Results) -> list[Row]:
     summary = Summary.from_rows(results.select_rows(point))
     method = METHODS[study_row.method]
     ablation = make_ablation(point)
-    advantages = {
+    advantage_by_key = {
         key: summary.leakage[kind].advantage if kind in summary.leakage else None
-        for key, (kind, _) in _DIRECTIONS.items()
+        for key, (kind, _) in _DIRECTION_AND_METRIC_BY_KEY.items()
     }
     rows: list[Row] = []
     for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
         # The first mode of inference is the method's own. Only where it needs no passives is a
         # comparison with local models fair.
         is_local = position == 0 and method.settings.can_predict_locally
-        over_ablation = None
+        gain_over_ablation = None
         if is_local and ablation is not None:
-            over_ablation = measure_difference(
+            gain_over_ablation = measure_difference(
                 results.select_rows(point), results.select_rows(ablation)
             )
         rows.append(
@@ -504,28 +510,28 @@ def _make_table_rows(point: Point, results: Results) -> list[Row]:
                 "summary": summary,
                 "config": point.config,
                 "gain": summary.gain.over_chosen if is_local and summary.gain else None,
-                "ablation": over_ablation,
+                "ablation": gain_over_ablation,
                 "bytes": summary.wire_bytes,
                 "epsilon": summary.epsilon_of(method.public_facts),
-                **advantages,
+                **advantage_by_key,
             }
         )
     return rows
 
 
-def _make_title(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
+def _make_title(points: Sequence[Point], rows: Sequence[Row], seed_count: int) -> str:
     """Return the title of a table: data, parties, labels, seeds, and the best local model's
     accuracy.
 
-    `points`: points of the table, all on one data set. `rows`: the table's rows. `seeds`: number of
-    seeds.
+    `points`: points of the table, all on one data set. `rows`: the table's rows. `seed_count`:
+    number of seeds.
     """
     data = points[0].baseline_config.data if points and points[0].baseline_config else None
     if data is None:
         return ""
     title = (
         f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
-        f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
+        f"rows, {seed_count} seed{'' if seed_count == 1 else 's'}"
     )
     gains = [row["summary"].gain for row in rows if row["summary"].gain is not None]
     if gains:
@@ -541,7 +547,7 @@ def list_compared_rows(table: Table) -> list[ComparedRow]:
     """
     compared_rows = []
     for row in table.rows:
-        leaks = {
+        leak_by_direction = {
             kind: leak.clipped_advantage
             for kind, leak in row["summary"].leakage.items()
             if kind in _TABLE_DIRECTIONS
@@ -553,11 +559,11 @@ def list_compared_rows(table: Table) -> list[ComparedRow]:
                 wire_bytes=row["bytes"],
                 gain=row["gain"],
                 p_holm=row.get("p_holm", math.nan),
-                leaks=leaks,
+                leaks=leak_by_direction,
                 missing={
                     kind: describe_missing_attack(_get_config(row), kind)
-                    for kind, _ in _DIRECTIONS.values()
-                    if kind not in leaks
+                    for kind, _ in _DIRECTION_AND_METRIC_BY_KEY.values()
+                    if kind not in leak_by_direction
                 },
             )
         )
@@ -577,7 +583,7 @@ def list_front_rows(table: Table) -> list[FrontRow]:
 
     These are the rows with both a gain and an attack on the passives' features.
     """
-    kind, _ = _DIRECTIONS["features"]
+    kind, _ = _DIRECTION_AND_METRIC_BY_KEY["features"]
     return [
         FrontRow(
             name=compared_row.name,
@@ -590,39 +596,42 @@ def list_front_rows(table: Table) -> list[FrontRow]:
     ]
 
 
-def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
+def declare_study(
+    study: DataSetsStudy, folder: Path, *, seeds: Sequence[int]
+) -> Study[StudyMetrics]:
     """Return the study of a job, with the ablations of its rows.
 
     Its page has a part (table, verdict and pictures) for each data set.
 
     `folder`: folder of the study. `seeds`: seeds with which every point is run.
     """
-    bases = {name: base_config(name) for name in job.configs}
+    base_by_name = {name: load_base_config(name) for name in study.configs}
     points_by_base = [  # pairs of base settings, one for each data set, and their points
-        (base, make_points(base, folder, job.list_rows(name))) for name, base in bases.items()
+        (base, make_points(base, folder, study.list_rows(name)))
+        for name, base in base_by_name.items()
     ]
     points = [point for _, base_points in points_by_base for point in base_points]
     possible_ablations = [make_ablation(point) for point in points]
     ablations = [ablation for ablation in possible_ablations if ablation is not None]
 
-    def compare(results: Results) -> list[Part]:
+    def compare(results: StudyMetrics) -> list[Part]:
         """Return a part for each data set.
 
         The last part also names the rows that another row dominates on all data sets.
         """
-        tables = {
-            base.name: compare_points(base_points, results, seeds=len(seeds))
+        table_by_data = {
+            base.name: compare_points(base_points, results, seed_count=len(seeds))
             for base, base_points in points_by_base
         }
         *first_parts, last_part = [
-            _make_part(folder, base, tables[base.name]) for base, _ in points_by_base
+            _make_part(folder, base, table_by_data[base.name]) for base, _ in points_by_base
         ]
-        fronts = {name: list_front_rows(table) for name, table in tables.items()}
-        summary = VerdictLine("Dominated on every data set", describe_dominated(fronts))
+        front_rows_by_data = {name: list_front_rows(table) for name, table in table_by_data.items()}
+        summary = VerdictLine("Dominated on every data set", describe_dominated(front_rows_by_data))
         return [*first_parts, replace(last_part, lines=[*last_part.lines, summary])]
 
     first_base, first_base_points = points_by_base[0]
-    first_points = [point for point in first_base_points if point.study_row.key == job.first]
+    first_points = [point for point in first_base_points if point.study_row.key == study.first]
 
     def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
         """Measure the row that is shown first, and return a sentence on it."""
@@ -632,41 +641,45 @@ def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Resu
             seeds,
             jobs=jobs,
             on_done=on_done,
-            local_models=True,
-            later=first_base_points,
+            should_measure_baselines=True,
+            later_points=first_base_points,
         )
         return [
-            _describe_first(first_base, point, results, seeds=len(seeds)) for point in first_points
+            _describe_first_row(first_base, point, results, seed_count=len(seeds))
+            for point in first_points
         ]
 
     # The last rows take longest: started first, they keep all processes busy until the end.
     all_points = [*points[::-1], *ablations]
     return Study(
-        title=job.title,
-        reading=job.reading,
+        title=study.title,
+        reading=study.reading,
         folder=folder,
-        measure=partial(run_points, all_points, seeds, local_models=True),
+        measure=partial(run_points, all_points, seeds, should_measure_baselines=True),
         compare=compare,
         measure_first=measure_first if first_points else None,
         reported=list_trials(points, seeds[:1]),
     )
 
 
-def _describe_first(base: Config, point: Point, results: Results, *, seeds: int) -> str:
+def _describe_first_row(
+    base: Config, point: Point, results: StudyMetrics, *, seed_count: int
+) -> str:
     """Return sentences on the accuracy and the gain of a row that is shown before the others.
 
     `base`: base configuration of the data set. `point`: settings of the row. `results`: metrics of
-    its runs. `seeds`: number of seeds.
+    its runs. `seed_count`: number of seeds.
     """
     study_row = point.study_row
     summary = Summary.from_rows(results.select_rows(point))
     sentence = (
-        f"First line of {base.name}, {seeds} seed{'' if seeds == 1 else 's'}: {study_row.label} "
+        f"First line of {base.name}, {seed_count} seed{'' if seed_count == 1 else 's'}: "
+        f"{study_row.label} "
         f"({study_row.cells['protection']}) predicts {ACCURACY_SHARE.form(summary.accuracy)} % "
         "of the active's test rows"
     )
     if summary.gain is not None:
-        gain = make_points_form()(summary.gain.over_chosen)
+        gain = make_points_formatter()(summary.gain.over_chosen)
         sentence += (
             f"; the best local model {100 * summary.gain.local_score:.1f} %. Gain {gain} points, "
             "not yet corrected for the number of lines"
@@ -681,12 +694,12 @@ def _make_part(folder: Path, base: Config, table: Table) -> Part:
     written to the study's folder.
     """
     pictures = [draw_table(folder / f"{base.name}.png", table)]
-    lines = list(describe_comparison(list_compared_rows(table)))
-    front = list_front_rows(table)
-    if front:
-        pictures.append(draw_front(folder / f"{base.name}-front.png", front, title=base.name))
-        lines.append(VerdictLine("Gain against what is read", describe_front(front)))
-    return Part(name=base.name, table=table, pictures=pictures, lines=lines)
+    verdict_lines = list(describe_comparison(list_compared_rows(table)))
+    front_rows = list_front_rows(table)
+    if front_rows:
+        pictures.append(draw_front(folder / f"{base.name}-front.png", front_rows, title=base.name))
+        verdict_lines.append(VerdictLine("Gain against what is read", describe_front(front_rows)))
+    return Part(name=base.name, table=table, pictures=pictures, lines=verdict_lines)
 
 
 def draw_table(path: Path, table: Table) -> Picture:
@@ -697,17 +710,26 @@ def draw_table(path: Path, table: Table) -> Picture:
     """
     rows = table.rows
     with open_figure(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
-        gain_axes, epsilon_axes, *leak_axes = figure.subplots(1, 2 + len(_DIRECTIONS), sharey=True)
-        _draw_dots(gain_axes, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
+        gain_axes, epsilon_axes, *leak_axes = figure.subplots(
+            1, 2 + len(_DIRECTION_AND_METRIC_BY_KEY), sharey=True
+        )
+        _draw_dots(gain_axes, rows, [row["gain"] for row in rows], colour=OUR_COLOUR, scale=100)
         gain_axes.set(title="Gain", xlabel="points")
-        gain_axes.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
-        filled = [bool(row["protected"]) for row in rows]
-        draw_epsilons(epsilon_axes, [row["epsilon"] for row in rows], filled=filled, colour=OURS)
+        gain_axes.axvline(0, color=OTHER_COLOUR, linestyle=":", linewidth=1.2)
+        is_protected_by_row = [bool(row["protected"]) for row in rows]
+        draw_epsilons(
+            epsilon_axes,
+            [row["epsilon"] for row in rows],
+            is_filled_by_row=is_protected_by_row,
+            colour=OUR_COLOUR,
+        )
         epsilon_axes.set(title="Epsilon")
-        for axes, (key, (kind, metric)) in zip(leak_axes, _DIRECTIONS.items(), strict=True):
-            _draw_dots(axes, rows, [row[key] for row in rows], colour=ATTACK)
+        for axes, (key, (kind, metric)) in zip(
+            leak_axes, _DIRECTION_AND_METRIC_BY_KEY.items(), strict=True
+        ):
+            _draw_dots(axes, rows, [row[key] for row in rows], colour=ATTACK_COLOUR)
             axes.set(title=_fold_title(kind), xlabel=metric)
-            axes.axvline(0, color=OTHER, linewidth=1)
+            axes.axvline(0, color=OTHER_COLOUR, linewidth=1)
     return Picture(
         path=path,
         title=table.title,

@@ -18,7 +18,7 @@ import yaml
 
 from secure_apfed.errors import ConfigError
 
-_SPLITS = "splits.yaml"
+_SPLITS_FILE = "splits.yaml"
 _MEASURE_ALIASES = {"macro_f1": "f1"}
 
 
@@ -26,21 +26,22 @@ def load_splits(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     """Return the settings `data` and `measure` of the runs on each table of a folder, by table
     name.
 
-    `entries.yaml` in the folder names the tables, and the columns that each party holds.
+    `splits.yaml` in the folder names the tables, and the columns that each party holds.
 
-    Raises ConfigError: `entries.yaml` cannot be read, or a table lacks its file or named columns.
+    Raises ConfigError: `splits.yaml` cannot be read, or a table lacks its file or named columns.
     """
-    path = folder / _SPLITS
+    path = folder / _SPLITS_FILE
     try:
-        entries = yaml.safe_load(path.read_text("utf-8"))
+        entry_by_table = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); it cuts the tables there") from error
-    if not isinstance(entries, dict) or not all(
-        isinstance(entry, dict) for entry in entries.values()
+    if not isinstance(entry_by_table, dict) or not all(
+        isinstance(entry, dict) for entry in entry_by_table.values()
     ):
         raise ConfigError(f"{path}: expected of each table its measure and each party's columns")
     return {
-        str(name): _make_table_settings(path, str(name), entry) for name, entry in entries.items()
+        str(name): _make_table_settings(path, str(name), entry)
+        for name, entry in entry_by_table.items()
     }
 
 
@@ -58,24 +59,33 @@ def _make_table_settings(path: Path, name: str, entry: Mapping[str, Any]) -> Map
     }
     if "active" not in columns_by_party or len(columns_by_party) < 2:
         raise ConfigError(f"{path}: {name} needs columns of the party active and of another")
-    present = [file for file in (f"{name}.csv", f"{name}.csv.gz") if (path.parent / file).is_file()]
-    if not present:
+    existing_files = [
+        file for file in (f"{name}.csv", f"{name}.csv.gz") if (path.parent / file).is_file()
+    ]
+    if not existing_files:
         raise ConfigError(f"{path}: there is no {name}.csv or {name}.csv.gz beside it")
-    frame = pd.read_csv(path.parent / present[0], dtype=str)
-    if missing := {"id", "label", *chain(*columns_by_party.values())} - set(frame):
-        raise ConfigError(f"{path}: {present[0]} lacks the columns {', '.join(sorted(missing))}")
+    frame = pd.read_csv(path.parent / existing_files[0], dtype=str)
+    if missing_columns := {"id", "label", *chain(*columns_by_party.values())} - set(frame):
+        raise ConfigError(
+            f"{path}: {existing_files[0]} lacks the columns {', '.join(sorted(missing_columns))}"
+        )
     # All parties read the same file, each without the columns of the others.
-    parties = {}
+    settings_by_party = {}
     for party, columns in columns_by_party.items():
         used_columns = {*columns, "id"}
         if party == "active":
             used_columns.add("label")
-        parties[party] = {
-            "file": present[0],
+        settings_by_party[party] = {
+            "file": existing_files[0],
             "missing": "mean",
             "ignore": [column for column in frame if column not in used_columns],
         }
     classes = sorted(frame["label"].dropna().unique())
-    data = {"dataset": "tables", "folder": str(path.parent), "parties": parties, "classes": classes}
+    data = {
+        "dataset": "tables",
+        "folder": str(path.parent),
+        "parties": settings_by_party,
+        "classes": classes,
+    }
     measure = str(entry.get("measure", "accuracy"))
     return {"data": data, "measure": _MEASURE_ALIASES.get(measure, measure)}

@@ -46,7 +46,7 @@ class _ApcVflDataset:
 
 
 # Appendix A calls the columns of the credit cards X3, X5, X7, X9 and X11: of all 23, from X1.
-_APC_VFL = {
+_APC_VFL_DATASETS = {
     "breast_cancer": _ApcVflDataset(
         500,
         (
@@ -92,41 +92,54 @@ def _iter_presets() -> Iterator[tuple[str, Preset]]:
     encoded, as everywhere in this library. A tenth of the rows, drawn by the seed, tests in place
     of ten folds. Passives also hold the test rows, for joint prediction.
     """
-    for dataset, paper in _APC_VFL.items():
+    for dataset, paper in _APC_VFL_DATASETS.items():
         all_columns = list(chain(*find_dataset(dataset).natural_views.values()))
-        for size in (5, 4, 3, 2):
-            active_columns = paper.columns[5 - size :]
+        for active_column_count in (5, 4, 3, 2):
+            active_columns = paper.columns[5 - active_column_count :]
             passive_columns = tuple(
                 column for column in all_columns if column not in active_columns
             )
             columns = {BUILT_IN_ACTIVE: active_columns, "passive-1": passive_columns}
-            for aligned in (*paper.aligned, *paper.fewer):
-                about = f"{size} columns at the active, {aligned} of {paper.rows} people aligned"
+            for aligned_count in (*paper.aligned, *paper.fewer):
+                description = (
+                    f"{active_column_count} columns at the active, {aligned_count} of "
+                    f"{paper.rows} people aligned"
+                )
                 settings = {
                     "dataset": dataset,
                     "rows": paper.rows,
                     "test_fraction": 0.1,
-                    "aligned": aligned,
+                    "aligned": aligned_count,
                     "columns": columns,
                 }
-                yield f"apc-vfl/{dataset}/{size}/{aligned}", Preset(about, settings)
-            if size == 5:  # the paper's comparison with SplitNN uses all five columns
-                for rows in paper.aligned:
+                yield (
+                    f"apc-vfl/{dataset}/{active_column_count}/{aligned_count}",
+                    Preset(description, settings),
+                )
+            if (
+                active_column_count == 5
+            ):  # the paper's comparison with SplitNN uses all five columns
+                for row_count in paper.aligned:
                     settings = {
                         "dataset": dataset,
-                        "rows": rows,
-                        "test_fraction": paper.tested / rows,
+                        "rows": row_count,
+                        "test_fraction": paper.tested / row_count,
                         "split": "at_random",
                         "columns": columns,
                     }
-                    about = f"{rows} people, all aligned, of whom {paper.tested} test"
-                    yield f"apc-vfl/{dataset}/all-aligned/{rows}", Preset(about, settings)
+                    description = f"{row_count} people, all aligned, of whom {paper.tested} test"
+                    yield (
+                        f"apc-vfl/{dataset}/all-aligned/{row_count}",
+                        Preset(description, settings),
+                    )
 
 
 # Views in Table 1's order, whose first party has the labels. The paper speaks of five folds, and
 # its Table 1 of 120 and 40 instances a class, which are four.
-_VIEWS = {"dataset": "handwritten", "views": ("pix", "fou", "fac", "zer", "kar")}
-_MMVFL = Preset("160 people a class", {**_VIEWS, "rows_per_class": 160, "test_fraction": 0.25})
+_MMVFL_VIEWS = {"dataset": "handwritten", "views": ("pix", "fou", "fac", "zer", "kar")}
+_MMVFL_PRESET = Preset(
+    "160 people a class", {**_MMVFL_VIEWS, "rows_per_class": 160, "test_fraction": 0.25}
+)
 PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {**dict(_iter_presets()), "mmvfl/handwritten": _MMVFL}
+    {**dict(_iter_presets()), "mmvfl/handwritten": _MMVFL_PRESET}
 )

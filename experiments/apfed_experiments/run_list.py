@@ -17,7 +17,7 @@ from typing import Any
 from apfed_attacks.headlines import Headline, select_best_by_kind
 from apfed_attacks.interface import NOT_ATTACKED
 from apfed_experiments.baselines import (
-    OTHER_ROWS,
+    DIFFERENT_TEST_ROWS,
     BaselinesRecord,
     RunGain,
     load_baselines,
@@ -47,7 +47,7 @@ HEADER = (
 )
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """The state of a run folder: finished, unfinished (to resume), or broken (not to be read)."""
 
     FINISHED = "finished"
@@ -81,7 +81,7 @@ class ListedRun:
 
     path: Path
     name: str
-    state: State
+    state: RunState
     reason: str = ""
     date: datetime
     config: Config | None = None
@@ -122,7 +122,7 @@ class ListedRun:
             return "alone not measured"
         if self.local_models.headline_measure != self.measure:
             return f"alone measured by {self.local_models.headline_measure.title}"
-        return OTHER_ROWS if self.run_gain is None else self.run_gain.points
+        return DIFFERENT_TEST_ROWS if self.run_gain is None else self.run_gain.points
 
     @property
     def data(self) -> str:
@@ -139,7 +139,7 @@ class ListedRun:
         return ", ".join(parts)
 
     def list_cells(self) -> tuple[str, ...]:
-        """Return the texts of this run under `HEADER`."""
+        """Return the texts of this run under `WORTH_HEADER`."""
         method = "" if self.config is None else self.config.method.name
         epsilon = "" if self.promise is None else epsilon_words(self.promise.epsilon)
         leaks = ", ".join(
@@ -147,7 +147,7 @@ class ListedRun:
             for kind, headline in self.leaks.items()
             if headline.best_attack is not None
         )
-        if not leaks and self.state is State.FINISHED:
+        if not leaks and self.state is RunState.FINISHED:
             leaks = NOT_ATTACKED
         state = f"{self.state}: {self.reason}" if self.reason else str(self.state)
         date = self.date.strftime("%Y-%m-%d %H:%M")
@@ -196,16 +196,18 @@ class ListedRun:
         }
 
 
-def list_runs(top: Path) -> list[ListedRun]:
-    """Return the runs in all run folders at or below `top`, the newest first.
+def list_runs(top_folder: Path) -> list[ListedRun]:
+    """Return the runs in all run folders at or below `top_folder`, the newest first.
 
     Runs whose study stores metrics only have no run folder, and are not listed.
 
-    Raises DataError: the folder `top` does not exist.
+    Raises DataError: the folder `top_folder` does not exist.
     """
-    if not top.is_dir():
-        raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")
-    runs = [_load_listed_run(path, top) for path in _iter_run_folders(top)]
+    if not top_folder.is_dir():
+        raise DataError(
+            f"{top_folder}: there is no such folder; give the one that run folders lie below"
+        )
+    runs = [_load_listed_run(path, top_folder) for path in _iter_run_folders(top_folder)]
     return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
@@ -215,50 +217,54 @@ def flatten_settings(config: Config) -> dict[str, str]:
     return dict(_flatten_value(settings, ""))
 
 
-def _iter_run_folders(top: Path) -> Iterator[Path]:
-    """Yield all run folders at or below `top`, then all folders that cannot be read.
+def _iter_run_folders(top_folder: Path) -> Iterator[Path]:
+    """Yield all run folders at or below `top_folder`, then all folders that cannot be read.
 
     Folders inside a run folder are not searched. A folder that cannot be read is yielded, since the
     list then shows why.
     """
-    unreadable: list[Path] = []
+    unreadable_folders: list[Path] = []
 
     def note_unreadable(error: OSError) -> None:
         """Note a folder that os.walk could not list."""
-        unreadable.append(Path(error.filename))
+        unreadable_folders.append(Path(error.filename))
 
-    for path, subfolders, files in os.walk(top, onerror=note_unreadable):
+    for path, subfolders, files in os.walk(top_folder, onerror=note_unreadable):
         is_begun_run = "config.yaml" in files and (
             "contract.json" in files or "parties" in subfolders
         )
         if is_begun_run or "result.json" in files:
             subfolders.clear()  # os.walk then does not enter them
             yield Path(path)
-    yield from unreadable
+    yield from unreadable_folders
 
 
-def _load_listed_run(path: Path, top: Path) -> ListedRun:
+def _load_listed_run(path: Path, top_folder: Path) -> ListedRun:
     """Return the run in a folder; one that cannot be read is broken, with the reason.
 
-    `top`: the folder that is listed.
+    `top_folder`: the folder that is listed.
     """
     folder = RunFolder(path)
-    name = path.relative_to(top).as_posix() if path != top else path.resolve().name
-    listed = ListedRun(
-        path=path, name=_decode_name(name), state=State.BROKEN, date=_find_date(folder), leaks={}
+    name = path.relative_to(top_folder).as_posix() if path != top_folder else path.resolve().name
+    listed_run = ListedRun(
+        path=path,
+        name=_decode_name(name),
+        state=RunState.BROKEN,
+        date=_find_last_progress(folder),
+        leaks={},
     )
     try:
         if not os.access(path, os.R_OK | os.X_OK):
-            return replace(listed, reason="the folder may not be entered; ask its owner")
+            return replace(listed_run, reason="the folder may not be entered; ask its owner")
         if folder.result.is_file():
-            return _complete_run(listed, load_finished_run(path))
+            return _complete_run(listed_run, load_finished_run(path))
         config = folder.load_config()
         epochs_done = count_lines(folder.metrics) if folder.metrics.is_file() else 0
         reason = f"{epochs_done} of {config.train.epochs} epochs; continue it with --resume"
-        return replace(listed, state=State.UNFINISHED, reason=reason, config=config)
+        return replace(listed_run, state=RunState.UNFINISHED, reason=reason, config=config)
     except (ApfedError, OSError) as error:
         message = str(error).replace(f"{path}{os.sep}", "")
-        return replace(listed, reason=_decode_name(message))
+        return replace(listed_run, reason=_decode_name(message))
 
 
 def _decode_name(name: str) -> str:
@@ -266,7 +272,7 @@ def _decode_name(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _complete_run(listed: ListedRun, run: FinishedRun) -> ListedRun:
+def _complete_run(listed_run: ListedRun, run: FinishedRun) -> ListedRun:
     """Return a listed run with the results of the finished run in its folder.
 
     Local models are the run's own, or those that the runs of a study share, one folder above.
@@ -275,13 +281,13 @@ def _complete_run(listed: ListedRun, run: FinishedRun) -> ListedRun:
     accuracy = next(iter(run.outcome.accuracy.values()))
     local_models = run.local_models
     gain = run.gain
-    study_baselines_path = locate_baselines(run.config, listed.path.parent)
+    study_baselines_path = locate_baselines(run.config, listed_run.path.parent)
     if local_models is None and study_baselines_path.is_file():
         local_models = load_baselines(run.config, study_baselines_path)
-        gain = measure_gain(RunFolder(listed.path), run.config, local_models)
+        gain = measure_gain(RunFolder(listed_run.path), run.config, local_models)
     return replace(
-        listed,
-        state=State.FINISHED,
+        listed_run,
+        state=RunState.FINISHED,
         config=run.config,
         local_models=local_models,
         run_gain=gain,
@@ -293,11 +299,11 @@ def _complete_run(listed: ListedRun, run: FinishedRun) -> ListedRun:
         wire_bytes=run.outcome.wire_bytes,
         attacked=run.attacks is not None,
         leaks=select_best_by_kind(run.headlines),
-        report=(listed.path / "report.html").is_file(),
+        report=(listed_run.path / "report.html").is_file(),
     )
 
 
-def _find_date(folder: RunFolder) -> datetime:
+def _find_last_progress(folder: RunFolder) -> datetime:
     """Return when the run last made progress.
 
     It is when the first of these files that exists changed last: result, metrics, settings. Without
@@ -305,9 +311,9 @@ def _find_date(folder: RunFolder) -> datetime:
     sender may write it, the result is 1970.
     """
     files = (folder.result, folder.metrics, folder.config)
-    existing = (file for file in files if os.access(file, os.F_OK))
+    existing_files = (file for file in files if os.access(file, os.F_OK))
     try:
-        return datetime.fromtimestamp(next(existing, folder.path).stat().st_mtime, UTC)
+        return datetime.fromtimestamp(next(existing_files, folder.path).stat().st_mtime, UTC)
     except (ValueError, OverflowError):
         return datetime.fromtimestamp(0, UTC)
 

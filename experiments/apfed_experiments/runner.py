@@ -13,21 +13,21 @@ from joblib import Parallel, delayed
 
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.report import write_report
-from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.report.page import Part, write_study_page
 from apfed_experiments.study import Failure, OnDone, Trial, finish_trial
 from secure_apfed.base.files import to_json
 
-PAGE = "index.html"
+PAGE_NAME = "index.html"
 
 
-class Measured(Protocol):
+class Measurements(Protocol):
     """A study's measurements, of any type that lists the failures among them."""
 
     @property
     def failures(self) -> Sequence[Failure]: ...
 
 
-_M = TypeVar("_M", bound=Measured)
+_M = TypeVar("_M", bound=Measurements)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Study(Generic[_M]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class StudyResults:
     """The results of a study, which are also stored in its folder.
 
     Attributes:
@@ -85,7 +85,7 @@ class Answer:
     def page(self) -> Path | None:
         """Return the path of the study's page; None where nothing is written."""
         folder = self.study.folder
-        return None if folder is None else folder / PAGE
+        return None if folder is None else folder / PAGE_NAME
 
     def as_json(self) -> dict[str, Any]:
         """Return the rows of all tables, and failures, as plain values."""
@@ -100,7 +100,7 @@ class Answer:
 
 def run_study(
     study: Study[Any], *, jobs: int = 1, on_done: OnDone = lambda done, total: None
-) -> Answer:
+) -> StudyResults:
     """Measure what a study lacks; write tables, pictures, reports and the page; return the results.
 
     `jobs`: number of processes. `on_done`: function that is called after each measurement.
@@ -111,32 +111,32 @@ def run_study(
     folder = study.folder
     if folder is not None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    measured = study.measure(jobs=jobs, on_done=on_done)
-    failed = {failure.trial for failure in measured.failures}
-    reported = [trial for trial in study.reported if trial.name not in failed]
+    measurements = study.measure(jobs=jobs, on_done=on_done)
+    failed_names = {failure.trial for failure in measurements.failures}
+    reported_trials = [trial for trial in study.reported if trial.name not in failed_names]
     # Worker processes of this machine write reports, wherever the runs were computed, while this
     # process compares. They begin here; their pages are awaited below.
     pages = Parallel(n_jobs=jobs, backend="loky", return_as="generator")(
-        delayed(_write_trial_report)(trial) for trial in reported
+        delayed(_write_trial_report)(trial) for trial in reported_trials
     )
-    answer = Answer(study=study, measured=measured, parts=study.compare(measured))
+    results = StudyResults(study=study, measured=measurements, parts=study.compare(measurements))
     if folder is not None:
-        sentences = list_failures(measured.failures)
-        for part in answer.parts:
+        sentences = describe_failures(measurements.failures)
+        for part in results.parts:
             _write_table(folder / part.name, part, sentences)
         links = [
             (trial.name, f"{page.relative_to(folder)}")
-            for trial, page in zip(reported, pages, strict=True)
+            for trial, page in zip(reported_trials, pages, strict=True)
         ]
-        write_comparison(
-            folder / PAGE,
+        write_study_page(
+            folder / PAGE_NAME,
             title=study.title,
-            reading=study.reading,
-            parts=answer.parts,
+            reading_guide=study.reading,
+            parts=results.parts,
             reports=links,
             failures=sentences,
         )
-    return answer
+    return results
 
 
 def _write_trial_report(trial: Trial) -> Path:
@@ -147,22 +147,22 @@ def _write_trial_report(trial: Trial) -> Path:
     return write_report(trial.path, local_models=finish_trial(trial).local_models)
 
 
-def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
+def _write_table(base_path: Path, part: Part, failures: Sequence[str]) -> None:
     """Write the table of a part of the study (such as one data set) as CSV, Markdown and JSON.
 
-    `base`: path without suffix, whose name may hold dots. `failures`: sentences that the Markdown
-    file ends with.
+    `base_path`: path without suffix, whose name may hold dots. `failures`: sentences that the
+    Markdown file ends with.
     """
-    contents = {
+    content_by_suffix = {
         "csv": part.table.format_csv(),
         "md": part.table.format_markdown([*part.notes, *failures]),
         "json": to_json({"rows": part.table.export_rows()}, indent=1),
     }
-    for kind, content in contents.items():
-        write_text(base.with_name(f"{base.name}.{kind}"), content)
+    for suffix, content in content_by_suffix.items():
+        write_text(base_path.with_name(f"{base_path.name}.{suffix}"), content)
 
 
-def list_failures(failures: Sequence[Failure]) -> list[str]:
+def describe_failures(failures: Sequence[Failure]) -> list[str]:
     """Return a sentence for each error message, with the trials that it ended."""
     trials_by_message: dict[str, list[str]] = {}
     for failure in failures:

@@ -13,7 +13,7 @@ from typing import Any
 
 from apfed_attacks.headlines import list_directions
 from apfed_experiments import words
-from apfed_experiments.baselines import RANKINGS
+from apfed_experiments.baselines import RANKING_MEASURES
 from apfed_experiments.columns import Column, Table, describe_missing_attack, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part
@@ -43,7 +43,7 @@ from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.outcome import RANKED, Ranking
 from secure_apfed.settings.promises import epsilon_words
 
-_SEED_NOTES = {
+_NOTE_BY_PARTY_SEEDS = {
     "secret": "each party drew a secret seed of its own for its initial weights and dropout, so "
     "that the same seeds give somewhat other figures next time",
     "shared_for_comparison": "initial weights and dropout came from the run's seed at all parties, "
@@ -52,7 +52,7 @@ _SEED_NOTES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
+class RankingSummary:
     """A ranking measure (AUC or average precision) of two classes over the seeds.
 
     Attributes:
@@ -86,7 +86,7 @@ class SeveralSeeds:
     reached: dict[int, float]
     summary: Summary
     rankings: Mapping[int, Ranking] = field(default_factory=dict)
-    ranked: tuple[Ranked, ...] = ()
+    ranked: tuple[RankingSummary, ...] = ()
     failures: tuple[Failure, ...] = ()
 
     def list_common_rows(self) -> list[tuple[str, str]]:
@@ -104,19 +104,19 @@ class SeveralSeeds:
             text = _format_interval(MEASURES[ranked.measure], ranked.reached)
             if ranked.gain is not None:
                 gain = clip_difference(ranked.gain, ranked.measure)
-                text += f"; {gain.format_text(form='+.3f')} over the same baseline"
+                text += f"; {gain.format_text(number_format='+.3f')} over the same baseline"
             rows.append((title, text))
         if self.rankings:
-            counts = [ranking.positives for ranking in self.rankings.values()]
+            positive_counts = [ranking.positives for ranking in self.rankings.values()]
             seeds_met = sum(ranking.is_met for ranking in self.rankings.values())
             rows += [
-                ("positives among test rows", f"{min(counts)} to {max(counts)}"),
-                ("mean probability is met", f"in {seeds_met} of {len(counts)} seeds"),
+                ("positives among test rows", f"{min(positive_counts)} to {max(positive_counts)}"),
+                ("mean probability is met", f"in {seeds_met} of {len(positive_counts)} seeds"),
             ]
-        largest = epsilon_words(summary.epsilon_of(self.config.method) or None)
-        rows.append(("largest epsilon", largest))
+        largest_epsilon = epsilon_words(summary.epsilon_of(self.config.method) or None)
+        rows.append(("largest epsilon", largest_epsilon))
         rows += [
-            (kind, f"{leak.clipped_advantage.format_text(form='+.3f')} ({leak.name})")
+            (kind, f"{leak.clipped_advantage.format_text(number_format='+.3f')} ({leak.name})")
             for kind, leak in summary.leakage.items()
         ]
         rows += self.missing_attacks.items()
@@ -157,25 +157,26 @@ class SeveralSeeds:
 
 
 def declare_study(
-    config: Config, folder: Path, *, seeds: int, baselines: bool = True
+    config: Config, folder: Path, *, seed_count: int, should_measure_baselines: bool = True
 ) -> Study[SeveralSeeds]:
     """Return the study of one run under several seeds, whose results are stored in `several.json`.
 
     It has one point (choice of settings), whose runs differ in their seeds. Initial weights follow
     `config.party_seeds`.
 
-    `seeds`: number of seeds, from `config.seed` on. `baselines`: whether local models are measured,
-    without which there is no gain.
+    `seed_count`: number of seeds, from `config.seed` on. `should_measure_baselines`: whether local
+    models are measured, without which there is no gain.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
-    trials = list_trials([point], range(config.seed, config.seed + seeds))
+    trials = list_trials([point], range(config.seed, config.seed + seed_count))
     return Study(
-        title=f"{config.name}: {seeds} seeds",
-        reading=f"Each seed draws its rows anew; {_SEED_NOTES[config.party_seeds]} (party_seeds: "
+        title=f"{config.name}: {seed_count} seeds",
+        reading=f"Each seed draws its rows anew; {_NOTE_BY_PARTY_SEEDS[config.party_seeds]} "
+        "(party_seeds: "
         f"{config.party_seeds}). Intervals: 95 %, over the seeds, corrected for the people that "
         "splits of one table share (Nadeau and Bengio 2003); the gain is paired by seed.",
         folder=folder,
-        measure=partial(_run_seeds, trials, baselines=baselines),
+        measure=partial(_run_seeds, trials, should_measure_baselines=should_measure_baselines),
         compare=_make_report_parts,
         unit="seeds",
         reported=trials,
@@ -183,81 +184,83 @@ def declare_study(
 
 
 def _run_seeds(
-    trials: Sequence[Trial], *, baselines: bool, jobs: int, on_done: OnDone
+    trials: Sequence[Trial], *, should_measure_baselines: bool, jobs: int, on_done: OnDone
 ) -> SeveralSeeds:
     """Run the trials whose folders are missing, summarise all, and write several.json.
 
-    `trials`: one run for each seed. `baselines`: whether local models are measured. `jobs`: number
-    of runs at a time. `on_done`: function that is called after each run.
+    `trials`: one run for each seed. `should_measure_baselines`: whether local models are measured.
+    `jobs`: number of runs at a time. `on_done`: function that is called after each run.
     """
     point = trials[0].point
     config = point.config
-    runs = dict[int, FinishedRun]()  # `run_points` returns their metrics only
+    run_by_seed = dict[int, FinishedRun]()  # `run_points` returns their metrics only
 
     def note_run(run: FinishedRun) -> MetricRows:
         """Keep a finished run by its seed, and return its metrics as rows."""
-        runs[run.config.seed] = run
+        run_by_seed[run.config.seed] = run
         return iter_metric_rows(run)
 
-    folders = {trial.seed: trial.path for trial in trials}
+    folder_by_seed = {trial.seed: trial.path for trial in trials}
     table = run_points(
         [point],
-        list(folders),
+        list(folder_by_seed),
         jobs=jobs,
         on_done=on_done,
-        local_models=baselines,
-        list_metrics=note_run,
+        should_measure_baselines=should_measure_baselines,
+        list_metric_rows=note_run,
     ).table
-    reached = {int(str(seed)): float(value) for seed, value in select_accuracies(table).items()}
+    score_by_seed = {
+        int(str(seed)): float(value) for seed, value in select_accuracies(table).items()
+    }
     summary = Summary.from_rows(table)
     # Correlation of two seeds' metrics: 0 for runs whose number of training rows is not known.
-    shared = float(table["shared"].max())
-    ranking_by_seed = {seed: run.outcome.ranking for seed, run in runs.items()}
-    ranked_measures = [
-        _summarise_ranking(name, list(runs.values()), summary.gain, shared)
-        for name in RANKINGS
+    seed_correlation = float(table["shared"].max())
+    ranking_by_seed = {seed: run.outcome.ranking for seed, run in run_by_seed.items()}
+    ranking_summaries = [
+        _summarise_ranking(name, list(run_by_seed.values()), summary.gain, seed_correlation)
+        for name in RANKING_MEASURES
         if name != config.measure
     ]
-    several = SeveralSeeds(
+    results = SeveralSeeds(
         config=config,
-        folders=folders,
-        reached=reached,
+        folders=folder_by_seed,
+        reached=score_by_seed,
         summary=summary,
         rankings={
             seed: ranking for seed, ranking in ranking_by_seed.items() if ranking is not None
         },
-        ranked=tuple(ranked for ranked in ranked_measures if ranked is not None),
+        ranked=tuple(ranked for ranked in ranking_summaries if ranked is not None),
     )
-    write_text(point.folder / "several.json", to_json(several.as_json(), indent=1))
-    return several
+    write_text(point.folder / "several.json", to_json(results.as_json(), indent=1))
+    return results
 
 
-def _make_report_parts(several: SeveralSeeds) -> list[Part]:
+def _make_report_parts(results: SeveralSeeds) -> list[Part]:
     """Return the parts of the study's page: the results over all seeds with the verdict (summary in
     plain words), and the results by seed.
     """
-    common_rows = [{"figure": name, "value": value} for name, value in several.list_common_rows()]
+    summary_rows = [{"figure": name, "value": value} for name, value in results.list_common_rows()]
     columns = [Column(name="figure", title=""), Column(name="value", title="")]
-    title = f"{several.config.name}: {len(several.reached)} seeds"
-    lines = describe_seeds(several)
+    title = f"{results.config.name}: {len(results.reached)} seeds"
+    lines = describe_seeds(results)
     return [
-        Part(name="together", table=Table(columns, common_rows, title), lines=lines),
-        Part(name="seeds", table=_make_seed_table(several)),
+        Part(name="together", table=Table(columns, summary_rows, title), lines=lines),
+        Part(name="seeds", table=_make_seed_table(results)),
     ]
 
 
-def _make_seed_table(several: SeveralSeeds) -> Table:
+def _make_seed_table(results: SeveralSeeds) -> Table:
     """Return the table by seed: the measure and, for two classes, what `Ranking` holds.
 
     That is AUC, average precision, prevalence and mean predicted probability on the test rows. The
     cell of the last says "not met" where it does not agree with the prevalence.
     """
-    measure = MEASURES[several.config.measure]
-    rankings = several.rankings
-    names = [name for name in RANKED if rankings and name != measure.name]
+    measure = MEASURES[results.config.measure]
+    rankings = results.rankings
+    ranking_names = [name for name in RANKED if rankings and name != measure.name]
     rows: list[Row] = []
-    for seed, reached in several.reached.items():
-        row: Row = {"seed": f"seed {seed}", measure.name: measure.format_value(reached)}
+    for seed, score in results.reached.items():
+        row: Row = {"seed": f"seed {seed}", measure.name: measure.format_value(score)}
         ranking = rankings.get(seed)
         if ranking is not None:
             row |= {
@@ -271,7 +274,9 @@ def _make_seed_table(several: SeveralSeeds) -> Table:
                 + ("" if ranking.is_met else ", not met"),
             }
         rows.append(row)
-    titles = {"seed": "seed"} | {name: MEASURES[name].title for name in (measure.name, *names)}
+    titles = {"seed": "seed"} | {
+        name: MEASURES[name].title for name in (measure.name, *ranking_names)
+    }
     if rankings:
         titles |= {"positives": "positives", "share": "their share", "predicted": "predicted"}
     columns = [Column(name=name, title=title) for name, title in titles.items()]
@@ -282,13 +287,13 @@ def _format_interval(measure: Measure, interval: Interval) -> str:
     """Return a mean and its interval in the measure's unit, clipped to the measure's range."""
     clipped = interval.clip_ends(measure.min_value, measure.max_value)
     if measure.is_share:
-        return f"{clipped.format_text(scale=100.0, form='.2f')} %"
-    return clipped.format_text(form=".4f")
+        return f"{clipped.format_text(scale=100.0, number_format='.2f')} %"
+    return clipped.format_text(number_format=".4f")
 
 
 def _summarise_ranking(
-    name: str, runs: list[FinishedRun], gain: Gain | None, shared: float
-) -> Ranked | None:
+    name: str, runs: list[FinishedRun], gain: Gain | None, seed_correlation: float
+) -> RankingSummary | None:
     """Return a ranking measure over all runs, with its gain if every run's baselines have it.
 
     Args:
@@ -296,7 +301,7 @@ def _summarise_ranking(
         runs: one run for each seed.
         gain: gain by the run's own measure, which names the local model to compare with; None: no
             local model was measured.
-        shared: correlation of two seeds' metrics, 0 to 1.
+        seed_correlation: correlation of two seeds' metrics, 0 to 1.
 
     Returns:
         None: some run does not have two classes, or does not store this measure.
@@ -306,7 +311,7 @@ def _summarise_ranking(
     for run, measures in zip(runs, headline_measures, strict=True):
         if not run.outcome.ranking or name not in measures:
             return None
-    reached = [measures[name] for measures in headline_measures]
+    model_values = [measures[name] for measures in headline_measures]
     baseline_values = []
     if gain is not None:
         baselines = [
@@ -318,9 +323,13 @@ def _summarise_ranking(
             baseline.ranked[name] for baseline in baselines if name in baseline.ranked
         ]
     ranked_gain = None
-    if len(baseline_values) == len(reached):
-        differences = [value - other for value, other in zip(reached, baseline_values, strict=True)]
-        ranked_gain = Interval.from_values(differences, shared=shared)
-    return Ranked(
-        measure=name, reached=Interval.from_values(reached, shared=shared), gain=ranked_gain
+    if len(baseline_values) == len(model_values):
+        differences = [
+            value - other for value, other in zip(model_values, baseline_values, strict=True)
+        ]
+        ranked_gain = Interval.from_values(differences, seed_correlation=seed_correlation)
+    return RankingSummary(
+        measure=name,
+        reached=Interval.from_values(model_values, seed_correlation=seed_correlation),
+        gain=ranked_gain,
     )

@@ -69,8 +69,8 @@ OnDone: TypeAlias = Callable[[int, int], None]
 """Function that is called with the number of finished trials and of all trials."""
 MetricRows: TypeAlias = Iterator[Mapping[str, Any]]
 """Metrics of one run as rows, with the columns of `iter_metric_rows`."""
-MASKED: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
-STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
+MASKED_SUM: Mapping[str, Any] = {"secure_sum": {"scheme": "plain", "masks": "pairwise"}}
+VOTE_STUDENT: Mapping[str, Any] = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 """Settings that studies share: sums that hide a passive's part, and the student of votes."""
 
 PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
@@ -90,7 +90,7 @@ def describe_missing_data(config: Config) -> str:
     return ""
 
 
-def base_config(name: str) -> Config:
+def load_base_config(name: str) -> Config:
     """Return a configuration that ships with this package, by the name of its file."""
     text = (files("apfed_experiments") / "configs" / f"{name}.yaml").read_text("utf-8")
     return load_config_text(text, source=f"{name}.yaml")
@@ -118,13 +118,13 @@ class StudyRow:
         method = self.settings["method"]
         return str(method["name"] if isinstance(method, Mapping) else method)
 
-    def build_config(self, base: Mapping[str, Any], **own: Any) -> Config:
+    def build_config(self, base: Mapping[str, Any], **further_sections: Any) -> Config:
         """Return the configuration of the runs of this row.
 
-        `base`: plain settings. `own`: further sections. Sections of the row replace those of
-        `base`, and those of `own` replace both.
+        `base`: plain settings. `further_sections`: further sections. Sections of the row replace
+        those of `base`, and those of `further_sections` replace both.
         """
-        return Config.model_validate({**base, **self.settings, **own})
+        return Config.model_validate({**base, **self.settings, **further_sections})
 
 
 class TrialOutcome(Outcome):
@@ -279,8 +279,8 @@ class Trial:
                 _load_metrics(self.path, _StoredOutcome, self.settings_digest)
             return
         folder = RunFolder(self.path)
-        begun = folder.result.exists() or can_resume(self.path, self.config)
-        if begun and folder.load_config() != self.config:
+        has_begun = folder.result.exists() or can_resume(self.path, self.config)
+        if has_begun and folder.load_config() != self.config:
             raise CheckpointError(
                 f"{self.path} holds a run with other settings; remove it, or choose another folder"
             )
@@ -301,40 +301,44 @@ _T = TypeVar("_T")
 
 
 def measure_once(
-    path: Path, kind: type[_K], settings: str, measure: Callable[[], Mapping[str, Any]]
+    path: Path,
+    metrics_class: type[_K],
+    settings_digest: str,
+    measure: Callable[[], Mapping[str, Any]],
 ) -> _K:
     """Return the metrics stored at `path`, or measure them on one thread and store them.
 
     Args:
         path: file of the metrics.
-        kind: class of the stored metrics.
-        settings: digest of the settings that the metrics depend on.
-        measure: function that returns all fields of `kind` except the digest, by name.
+        metrics_class: class of the stored metrics.
+        settings_digest: digest of the settings that the metrics depend on.
+        measure: function that returns all fields of `metrics_class` except the digest, by name.
 
     Raises CheckpointError: the file holds something else, or metrics of other settings.
     """
     if not path.is_file():
         with _prepare_measurement(path.parent):
-            stored = kind(settings=settings, **measure())
+            stored = metrics_class(settings=settings_digest, **measure())
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, to_json(stored.model_dump(exclude_unset=True)).encode())
-    return _load_metrics(path, kind, settings)
+    return _load_metrics(path, metrics_class, settings_digest)
 
 
-def _load_metrics(path: Path, kind: type[_K], settings: str) -> _K:
+def _load_metrics(path: Path, metrics_class: type[_K], settings_digest: str) -> _K:
     """Return the metrics stored at `path`.
 
-    `kind`: class of the stored metrics. `settings`: digest of the settings that they must have.
+    `metrics_class`: class of the stored metrics. `settings_digest`: digest of the settings that
+    they must have.
 
     Raises CheckpointError: the file holds something else, or metrics of other settings.
     """
     try:
-        stored = load_json(path, kind)
+        stored = load_json(path, metrics_class)
     except CheckpointError as error:
         raise CheckpointError(
             f"{path} holds no figures of a run; remove it and run again"
         ) from error
-    if stored.settings != settings:
+    if stored.settings != settings_digest:
         raise CheckpointError(
             f"{path} is of a run with other settings; remove it, or choose another folder"
         )
@@ -399,9 +403,9 @@ def _finish_run_folder(trial: Trial) -> None:
     recording = None  # a run of this process; otherwise the attacks load it from the folder
     with _prepare_measurement(trial.point.folder):
         if not RunFolder(trial.path).result.exists():
-            resume = can_resume(trial.path, trial.config)
+            should_resume = can_resume(trial.path, trial.config)
             data = load_seed_tables(trial.config.data, trial.seed)
-            recording = run(trial.config, trial.path, data=data, resume=resume).recording
+            recording = run(trial.config, trial.path, data=data, resume=should_resume).recording
         if not (trial.path / "attacks.json").exists():
             mount_attacks(
                 trial.path,
@@ -415,28 +419,29 @@ def _load_trial(trial: Trial) -> FinishedRun:
 
     Local models, and the influence of each test row on the run's measure, are added.
     """
-    finished = load_finished_run(trial.path)
-    outcome = finished.outcome
+    run = load_finished_run(trial.path)
+    outcome = run.outcome
     folder = RunFolder(trial.path)
     name = next(iter(outcome.scores))  # the method's own inference comes first
     measure = MEASURES[outcome.measure]
     scores = load_scores(folder, name, threshold=outcome.threshold)
     influence: tuple[float, ...] = ()
     if scores is not None:
-        influence = round_influences(finished.config.data, scores, measure)
-    return replace(
-        finished, local_models=_select_tested_baselines(trial, outcome), influence=influence
-    )
+        influence = round_influences(run.config.data, scores, measure)
+    return replace(run, local_models=_select_tested_baselines(trial, outcome), influence=influence)
 
 
-def _store_baselines(config: Config, path: Path, *, with_scores: bool) -> None:
+def _store_baselines(config: Config, path: Path, *, should_store_predictions: bool) -> None:
     """Measure the local models of a run and store them at `path`, unless they are there.
 
-    `with_scores`: whether the local models' test predictions are stored, too.
+    `should_store_predictions`: whether the local models' test predictions are stored, too.
     """
     with use_fit_store(make_fit_store(path.parent)):
         load_or_measure_baselines(
-            config, path, data=load_seed_tables(config.data, config.seed), with_scores=with_scores
+            config,
+            path,
+            data=load_seed_tables(config.data, config.seed),
+            should_store_predictions=should_store_predictions,
         )
 
 
@@ -463,16 +468,16 @@ def _select_tested_baselines(trial: Trial, outcome: Outcome) -> BaselinesRecord 
     Joint inference may be measured on fewer test rows than the active has. Returns None if local
     models were not measured, or if these rows are not known.
     """
-    local_models = _load_baselines(trial)
+    baselines = _load_baselines(trial)
     own_inference = next(iter(outcome.accuracy))  # the method's own comes first
-    rows = count_measured_rows(trial.config, outcome, own_inference)
-    if local_models is None or rows is None or rows == outcome.test_rows:
-        return local_models
-    tested = None if trial.stores_only_metrics else load_tested_rows(RunFolder(trial.path))
-    if tested is None or int(tested.sum()) != rows:
+    row_count = count_measured_rows(trial.config, outcome, own_inference)
+    if baselines is None or row_count is None or row_count == outcome.test_rows:
+        return baselines
+    is_tested = None if trial.stores_only_metrics else load_tested_rows(RunFolder(trial.path))
+    if is_tested is None or int(is_tested.sum()) != row_count:
         return None
     return restrict_baselines(
-        local_models, locate_baselines(trial.baseline_config, trial.point.folder), tested
+        baselines, locate_baselines(trial.baseline_config, trial.point.folder), is_tested
     )
 
 
@@ -494,7 +499,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Found(Generic[_T]):
+class StudyValues(Generic[_T]):
     """The values that a study measured, and the failures among its measurements."""
 
     values: _T
@@ -510,17 +515,17 @@ def catch_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
 
 
 def run_tasks(
-    tasks: Iterable[tuple[str, Callable[[], _T]]], total: int, *, jobs: int, on_done: OnDone
+    tasks: Iterable[tuple[str, Callable[[], _T]]], task_count: int, *, jobs: int, on_done: OnDone
 ) -> dict[str, _T]:
     """Run tasks in worker processes, and return their results by name.
 
     Args:
         tasks: name and function of each task; the next one is requested when a worker is free.
-        total: number of tasks, passed on to `on_done`.
+        task_count: number of tasks, passed on to `on_done`.
         jobs: number of worker processes.
         on_done: function of the numbers of finished tasks and of all, called after each task.
     """
-    results: dict[str, _T] = {}
+    result_by_name: dict[str, _T] = {}
     parallel = Parallel(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
     )
@@ -529,20 +534,20 @@ def run_tasks(
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
         # A worker refuses user code that no settings named. It has read no settings itself, so it
         # gets the import paths that the caller's settings named.
-        own_modules = list_noted_code()
-        calls = (delayed(_run_task)(*task, own_modules=own_modules) for task in tasks)
+        user_modules = list_noted_code()
+        calls = (delayed(_run_task)(*task, user_modules=user_modules) for task in tasks)
         for name, result in parallel(calls):
-            results[name] = result
-            on_done(len(results), total)
-    return results
+            result_by_name[name] = result
+            on_done(len(result_by_name), task_count)
+    return result_by_name
 
 
-def _run_task(name: str, task: Callable[[], _T], *, own_modules: Iterable[str]) -> tuple[str, _T]:
+def _run_task(name: str, task: Callable[[], _T], *, user_modules: Iterable[str]) -> tuple[str, _T]:
     """Run a task in a worker process, and return its name and result.
 
-    `own_modules`: import paths of the user's own code, which the task may import.
+    `user_modules`: import paths of the user's own code, which the task may import.
     """
-    for import_path in own_modules:
+    for import_path in user_modules:
         note_code(import_path)
     return name, task()
 
@@ -565,29 +570,31 @@ def iter_metric_rows(run: FinishedRun) -> MetricRows:
     Local models measured on other test rows than the method's own inference are left out.
     """
     # IDs of the test rows' people; only the file of local models stores them.
-    people = () if run.local_models is None else run.local_models.people
-    row_counts = {
+    test_people = () if run.local_models is None else run.local_models.people
+    row_count_by_inference = {
         name: count_measured_rows(run.config, run.outcome, name) for name in run.outcome.scores
     }
-    own_inference = next(iter(row_counts))
-    own_rows = row_counts[own_inference]
+    own_inference = next(iter(row_count_by_inference))
+    own_row_count = row_count_by_inference[own_inference]
     for name, score in run.outcome.scores.items():
         columns = {
             "name": name,
             "metric": run.outcome.measure,
             "score": score,
-            "rows": row_counts[name],
+            "rows": row_count_by_inference[name],
         }
         influence = run.influence if name == own_inference else ()
-        yield {"target": "task", **columns, "influence": _index_influence(influence, people)}
-    if run.local_models is not None and _has_as_many_rows(run.local_models, run.outcome, own_rows):
+        yield {"target": "task", **columns, "influence": _index_influence(influence, test_people)}
+    if run.local_models is not None and _has_equal_row_count(
+        run.local_models, run.outcome, own_row_count
+    ):
         for local_model in run.local_models.baselines:
             columns = {
                 "name": local_model.name,
                 "metric": run.local_models.measure,
                 "score": local_model.test,
-                "rows": own_rows,
-                "influence": _index_influence(local_model.influence, people),
+                "rows": own_row_count,
+                "influence": _index_influence(local_model.influence, test_people),
             }
             yield {"target": "solo", **columns, "baseline": local_model.validation}
     yield from _iter_attack_rows(run.attacks or ())
@@ -614,14 +621,16 @@ def _iter_attack_rows(attacks: Iterable[AttackResult]) -> MetricRows:
         }
 
 
-def _has_as_many_rows(local_models: BaselinesRecord, outcome: Outcome, rows: int | None) -> bool:
+def _has_equal_row_count(
+    local_models: BaselinesRecord, outcome: Outcome, row_count: int | None
+) -> bool:
     """Return whether the local models were measured on as many test rows as the run's model.
 
-    `rows`: number of test rows of the run's model; None: not known. A number that is not known,
-    as in files of older versions, counts as equal.
+    `row_count`: number of test rows of the run's model; None: not known. A number that is not
+    known, as in files of older versions, counts as equal.
     """
-    local_rows = outcome.test_rows if local_models.rows is None else local_models.rows
-    return rows is None or local_rows is None or rows == local_rows
+    local_row_count = outcome.test_rows if local_models.rows is None else local_models.rows
+    return row_count is None or local_row_count is None or row_count == local_row_count
 
 
 def _index_influence(
@@ -634,7 +643,7 @@ def _index_influence(
 
 
 @dataclass(frozen=True)
-class Results:
+class StudyMetrics:
     """The metrics of all runs of a study, and the failures.
 
     Attributes:
@@ -651,29 +660,36 @@ class Results:
         return self.table[self.table["point"] == point.name]
 
 
-def collect_results(
-    finished: Iterable[tuple[Trial, FinishedRun | Failure]],
+def collect_metrics(
+    finished_runs: Iterable[tuple[Trial, FinishedRun | Failure]],
     *,
-    list_metrics: Callable[[FinishedRun], MetricRows] = iter_metric_rows,
-) -> Results:
+    list_metric_rows: Callable[[FinishedRun], MetricRows] = iter_metric_rows,
+) -> StudyMetrics:
     """Return the table of the metrics of all finished runs, and the failures.
 
-    `finished`: trials with their runs. `list_metrics`: function that returns the rows of a run.
+    `finished_runs`: trials with their runs. `list_metric_rows`: function that returns the rows of a
+    run.
     """
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
-    for trial, result in finished:
+    for trial, result in finished_runs:
         if isinstance(result, Failure):
             failures.append(result)
             continue
         outcome = result.outcome
         passives = result.outcome.contributions.values()
-        labelled = outcome.labelled_rows or 0
-        test = outcome.test_rows or 0
+        labelled_count = outcome.labelled_rows or 0
+        test_count = outcome.test_rows or 0
         help_decision = outcome.help  # None: the method does not decide whether it uses help
         # Files of older versions hold the number of aligned rows only.
-        train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
-        row_counts = {"train": train, "test": test}
+        train_count = outcome.train_rows or max(
+            labelled_count, (outcome.aligned_rows or 0) - test_count
+        )
+        seed_correlation = 0.0
+        if train_count:
+            seed_correlation = estimate_seed_correlation(
+                trial.config.data, train_count=train_count, test_count=test_count
+            )
         run_columns = {
             "point": trial.point.name,
             "seed": trial.seed,
@@ -685,10 +701,10 @@ def collect_results(
             "help_averaged": None if help_decision is None else help_decision.is_averaged,
             # Largest privacy cost that a passive recorded for one person; infinite without noise.
             "epsilon_passives": max((account.epsilon for account in passives), default=math.inf),
-            "shared": estimate_seed_correlation(trial.config.data, **row_counts) if train else 0.0,
+            "shared": seed_correlation,
         }
-        rows += [{**run_columns, **metrics} for metrics in list_metrics(result)]
-    return Results(pd.DataFrame(rows), tuple(failures))
+        rows += [{**run_columns, **metrics} for metrics in list_metric_rows(result)]
+    return StudyMetrics(pd.DataFrame(rows), tuple(failures))
 
 
 def list_trials(points: Sequence[Point], seeds: Sequence[int]) -> list[Trial]:
@@ -705,11 +721,11 @@ def run_points(
     *,
     jobs: int = 1,
     on_done: OnDone = lambda done, total: None,
-    keep_going: bool = False,
-    list_metrics: Callable[[FinishedRun], MetricRows] = iter_metric_rows,
-    local_models: bool = False,
-    later: Sequence[Point] = (),
-) -> Results:
+    should_keep_going: bool = False,
+    list_metric_rows: Callable[[FinishedRun], MetricRows] = iter_metric_rows,
+    should_measure_baselines: bool = False,
+    later_points: Sequence[Point] = (),
+) -> StudyMetrics:
     """Run the trials that the folder lacks, and return the metrics of all.
 
     Args:
@@ -717,50 +733,62 @@ def run_points(
         seeds: seeds with which each point is run.
         jobs: number of processes, with one thread each.
         on_done: function that is called after each trial.
-        keep_going: whether an error for users makes a trial a failure; else it ends the study.
-        list_metrics: function that returns the rows of a run.
-        local_models: whether local models are measured, too, once for all runs on the same data.
-        later: points that will be run later and need the same local models.
+        should_keep_going: whether an error for users makes a trial a failure; else it ends the
+            study.
+        list_metric_rows: function that returns the rows of a run.
+        should_measure_baselines: whether local models are measured, too, once for all runs on the
+            same data.
+        later_points: points that will be run later and need the same local models.
 
     Raises CheckpointError: a trial's path holds another run. Other errors of a trial are passed on.
     """
     trials = list_trials(points, seeds)
-    baseline_configs: dict[Path, Config] = {}
-    if local_models:
-        baseline_configs = {
+    baseline_config_by_path: dict[Path, Config] = {}
+    if should_measure_baselines:
+        baseline_config_by_path = {
             locate_baselines(trial.baseline_config, trial.point.folder): trial.baseline_config
             for trial in trials
         }
     # Joint inference may be measured on some test rows only: then local models' predictions are
     # stored, to measure them on these rows.
-    files_with_scores = {
+    paths_with_predictions = {
         locate_baselines(trial.baseline_config, trial.point.folder)
-        for trial in list_trials([*points, *later], seeds)
+        for trial in list_trials([*points, *later_points], seeds)
         if "the active predicts alone" not in trial.config.method.exchange_facts
     }
     tasks: list[tuple[str, Callable[[], Any]]] = [
-        (str(path), partial(_store_baselines, config, path, with_scores=path in files_with_scores))
-        for path, config in baseline_configs.items()
+        (
+            str(path),
+            partial(
+                _store_baselines,
+                config,
+                path,
+                should_store_predictions=path in paths_with_predictions,
+            ),
+        )
+        for path, config in baseline_config_by_path.items()
     ]
     for trial in trials:
         task = partial(finish_trial, trial)
-        tasks.append((trial.name, partial(catch_failure, trial.name, task) if keep_going else task))
-    results = run_tasks(
+        tasks.append(
+            (trial.name, partial(catch_failure, trial.name, task) if should_keep_going else task)
+        )
+    result_by_name = run_tasks(
         tasks,
         len(trials),
         jobs=jobs,
         # Tasks that measure local models are no trials, so they are not counted.
-        on_done=lambda done, total: on_done(max(0, done - len(baseline_configs)), total),
+        on_done=lambda done, total: on_done(max(0, done - len(baseline_config_by_path)), total),
     )
     # Local models may have been measured after the runs that are compared with them.
     for trial in trials:
-        result = results[trial.name]
+        result = result_by_name[trial.name]
         if isinstance(result, FinishedRun) and result.local_models is None:
-            results[trial.name] = replace(
+            result_by_name[trial.name] = replace(
                 result, local_models=_select_tested_baselines(trial, result.outcome)
             )
-    return collect_results(
-        ((trial, results[trial.name]) for trial in trials), list_metrics=list_metrics
+    return collect_metrics(
+        ((trial, result_by_name[trial.name]) for trial in trials), list_metric_rows=list_metric_rows
     )
 
 
@@ -772,8 +800,8 @@ def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
     """
     passives = []
     for table in data.passives:
-        draw = np.random.default_rng(derive_seed(seed, "mixed", table.name))
-        order = torch.from_numpy(draw.permutation(len(table.ids)))
+        rng = np.random.default_rng(derive_seed(seed, "mixed", table.name))
+        order = torch.from_numpy(rng.permutation(len(table.ids)))
         passives.append(replace(table, features=table.features[order]))
     return replace(data, passives=tuple(passives))
 
@@ -787,15 +815,15 @@ def centralise_data(data: VerticalData) -> VerticalData:
     """
     tables = [data.active]
     for table in data.passives:
-        rows = pd.Index(table.ids).get_indexer(pd.Index(data.active.ids))
-        missing_people = int((rows < 0).sum())
-        if missing_people:
+        positions = pd.Index(table.ids).get_indexer(pd.Index(data.active.ids))
+        missing_count = int((positions < 0).sum())
+        if missing_count:
             raise DataError(
-                f"{table.name} does not know {missing_people} of the active's people; a "
+                f"{table.name} does not know {missing_count} of the active's people; a "
                 "centralised table needs data.overlap: 1.0"
             )
-        tables.append(select_table_rows(table, rows.tolist()))
-    strips = [
+        tables.append(select_table_rows(table, positions.tolist()))
+    image_blocks = [
         (table.encoding, table.features)
         for table in tables
         if isinstance(table.encoding, ImageEncoding)
@@ -803,7 +831,7 @@ def centralise_data(data: VerticalData) -> VerticalData:
     column_encodings = [
         table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)
     ]
-    if strips and column_encodings:
+    if image_blocks and column_encodings:
         raise DataError("images and tables of columns do not make one table")
     if column_encodings:
         encoding: FeatureEncoding = ColumnEncoding(
@@ -811,11 +839,13 @@ def centralise_data(data: VerticalData) -> VerticalData:
         )
         features = torch.cat([table.features for table in tables], dim=1)
     else:  # from the top of the image to its bottom
-        strips.sort(key=lambda strip: strip[0].first_row)
-        if any(above.end_row != below.first_row for (above, _), (below, _) in pairwise(strips)):
+        image_blocks.sort(key=lambda strip: strip[0].first_row)
+        if any(
+            above.end_row != below.first_row for (above, _), (below, _) in pairwise(image_blocks)
+        ):
             raise DataError("the strips leave out rows of the image or overlap")
-        encoding = strips[0][0].model_copy(update={"end_row": strips[-1][0].end_row})
-        features = torch.cat([strip for _, strip in strips], dim=2)
+        encoding = image_blocks[0][0].model_copy(update={"end_row": image_blocks[-1][0].end_row})
+        features = torch.cat([strip for _, strip in image_blocks], dim=2)
     active = PartyTable(data.active.name, data.active.ids, features, data.active.labels, encoding)
     return replace(data, table=active, passives=())
 

@@ -29,23 +29,23 @@ from apfed_experiments.columns import (
 )
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.study import Point, Results, StudyRow, run_points
+from apfed_experiments.study import Point, StudyMetrics, StudyRow, run_points
 from apfed_experiments.summary import Row, Summary
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.methods import METHODS
 
-OBJECTIVES: Mapping[str, tuple[str, ...]] = {
+OBJECTIVES_BY_LABEL: Mapping[str, tuple[str, ...]] = {
     "APFed-R": ("reconstruction",),
     "APFed-C": ("contrastive",),
     "mix": ("reconstruction", "contrastive"),
 }
 """Objectives that passives take in turn, by label of the table's rows."""
-SUMS: Mapping[str, Mapping[str, Any]] = {
+SETTINGS_BY_SUM: Mapping[str, Mapping[str, Any]] = {
     "none": {"scheme": "plain", "masks": "none"},
     "masked": {"scheme": "plain", "masks": "pairwise"},
 }
-GUARDS: Mapping[str, Mapping[str, Any]] = {
+SETTINGS_BY_GUARD: Mapping[str, Mapping[str, Any]] = {
     "none": {"mechanism": "none"},
     "frozen, epsilon 1": {"mechanism": "frozen_gaussian", "epsilon": 1.0},
 }
@@ -59,20 +59,20 @@ ATTACKS: tuple[Mapping[str, Any], ...] = (
     {"name": "model_completion", "options": {"labels_per_class": 4, "iterations": 40}},
 )
 """Features are read with 30 people known wholly, labels with four of each class."""
-READERS: Mapping[str, Direction] = {
+DIRECTION_BY_KEY: Mapping[str, Direction] = {
     "aggregator_features": Direction(reader="aggregator", target="features"),
     "active_features": Direction(reader="active", target="features"),
     "passive_features": Direction(reader="passive", target="features"),
     "passive_labels": Direction(reader="passive", target="labels"),
 }
 """Directions of leaks (who reads whose what), by key for programs."""
-_TITLES: Mapping[str, str] = {
+_TITLE_BY_KEY: Mapping[str, str] = {
     "aggregator_features": "aggregator: features of a passive, R2",
     "active_features": "active: features of a passive, R2",
     "passive_features": "passive: features of the active, R2",
     "passive_labels": "passive: labels, balanced accuracy",
 }
-_MATCHING_KEYS = ("protocol", "dealer", "pairwise_overlaps")
+_INTERSECTION_KEYS = ("protocol", "dealer", "pairwise_overlaps")
 _DEFAULT_WEIGHT = 10.0
 _CLIP = 1.0
 
@@ -95,7 +95,7 @@ COLUMNS = (
     Column(name="guard", title="guard"),
     ACCURACY_SHARE,
     EPSILON,
-    *(make_visible_column(key, title) for key, title in _TITLES.items()),
+    *(make_visible_column(key, title) for key, title in _TITLE_BY_KEY.items()),
     *make_hidden_columns("readings"),
 )
 
@@ -109,17 +109,19 @@ def make_study_rows(base: Config) -> list[StudyRow]:
     weight = base.passives["default"].weight if "default" in base.passives else _DEFAULT_WEIGHT
     passives = [table.name for table in load_data(base.data, seed=0).passives]
     study_rows = []
-    for label, sum_name, guard_name in product(OBJECTIVES, SUMS, GUARDS):
+    for label, sum_name, guard_name in product(
+        OBJECTIVES_BY_LABEL, SETTINGS_BY_SUM, SETTINGS_BY_GUARD
+    ):
         passive_settings = {
             name: {"objective": {"name": objective}, "weight": weight}
-            for name, objective in zip(passives, cycle(OBJECTIVES[label]), strict=False)
+            for name, objective in zip(passives, cycle(OBJECTIVES_BY_LABEL[label]), strict=False)
         }
-        guard = GUARDS[guard_name]
+        guard = SETTINGS_BY_GUARD[guard_name]
         has_guard = guard["mechanism"] != "none"
         settings = {
             "method": "apfed",
             "passives": passive_settings,
-            "secure_sum": {**SUMS[sum_name], "clip": _CLIP},
+            "secure_sum": {**SETTINGS_BY_SUM[sum_name], "clip": _CLIP},
             "guard": {**guard, "clip": _CLIP} if has_guard else guard,
             "transcript": {"keep": "all"},
             "attacks": list(ATTACKS),
@@ -145,7 +147,7 @@ def make_points(base: Config, folder: Path) -> list[Point]:
     settings = base.model_dump(mode="json", exclude_defaults=True)
     # The protocol of the alignment changes nothing that these attacks read: the default is used.
     alignment = settings.pop("alignment", {})
-    kept_settings = {key: alignment[key] for key in alignment if key not in _MATCHING_KEYS}
+    kept_settings = {key: alignment[key] for key in alignment if key not in _INTERSECTION_KEYS}
     if kept_settings:
         settings["alignment"] = kept_settings
     return [
@@ -158,10 +160,10 @@ def make_points(base: Config, folder: Path) -> list[Point]:
     ]
 
 
-def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
+def compare_points(points: Sequence[Point], results: StudyMetrics, *, seed_count: int) -> Table:
     """Return the table with a row for each point (settings that are run for each seed).
 
-    `seeds`: number of seeds.
+    `seed_count`: number of seeds.
     """
     # Advantages of different attacks are then over the same baseline, so they can be compared.
     results = replace(results, table=unify_baselines(results.table))
@@ -173,12 +175,12 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> 
                 **point.study_row.cells,
                 "accuracy": summary.accuracy,
                 "epsilon": summary.epsilon_of(METHODS[point.study_row.method].public_facts),
-                **{key: _describe_reading(point.config, summary, key) for key in READERS},
-                "readings": {key: _export_reading(summary, key) for key in READERS},
+                **{key: _describe_reading(point.config, summary, key) for key in DIRECTION_BY_KEY},
+                "readings": {key: _export_reading(summary, key) for key in DIRECTION_BY_KEY},
             }
         )
     data = points[0].config.data
-    title = f"{data.dataset}, {seeds} seed{'' if seeds == 1 else 's'}: sum by guard"
+    title = f"{data.dataset}, {seed_count} seed{'' if seed_count == 1 else 's'}: sum by guard"
     return Table(COLUMNS, rows, title)
 
 
@@ -194,36 +196,36 @@ def unify_baselines(table: pd.DataFrame) -> pd.DataFrame:
     is_attack = table["advantage"].notna()
     # The name of an attack's setting ends with " by READER".
     reader = table["name"].str.partition(" by ")[2]
-    keys = [table["point"], table["seed"], table["target"], reader]
-    best = table["baseline"].where(is_attack).groupby(keys).transform("max")
-    table["baseline"] = table["baseline"].where(~is_attack, best)
-    table["advantage"] = table["score"].where(is_attack) - best
+    group_keys = [table["point"], table["seed"], table["target"], reader]
+    best_baseline = table["baseline"].where(is_attack).groupby(group_keys).transform("max")
+    table["baseline"] = table["baseline"].where(~is_attack, best_baseline)
+    table["advantage"] = table["score"].where(is_attack) - best_baseline
     return table
 
 
 def _describe_reading(config: Config, summary: Summary, key: str) -> str:
     """Return score and advantage of a reader's best attack as text, or why there is none.
 
-    `key`: key of `READERS`, which names the leak direction (who reads whose what).
+    `key`: key of `DIRECTION_BY_KEY`, which names the leak direction (who reads whose what).
     """
-    kind = READERS[key].kind
+    kind = DIRECTION_BY_KEY[key].kind
     leak = summary.leakage.get(kind)
     if leak is None:
         return describe_missing_attack(config, kind)
-    return f"{leak.score:.2f} ({leak.clipped_advantage.format_text(form='+.2f')})"
+    return f"{leak.score:.2f} ({leak.clipped_advantage.format_text(number_format='+.2f')})"
 
 
 def _export_reading(summary: Summary, key: str) -> Any:
     """Return a reader's best attack as plain values: its name, score, baseline and advantage.
 
-    `key`: key of `READERS`, which names the leak direction (who reads whose what). Returns None if
-    no attack ran.
+    `key`: key of `DIRECTION_BY_KEY`, which names the leak direction (who reads whose what). Returns
+    None if no attack ran.
     """
-    leak = summary.leakage.get(READERS[key].kind)
+    leak = summary.leakage.get(DIRECTION_BY_KEY[key].kind)
     return None if leak is None else leak.as_json()
 
 
-def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
+def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[StudyMetrics]:
     """Return the study of all combinations of objectives, sum and guard.
 
     Data, network and training are those of `base`; its method, passives, sum, guard and attacks are
@@ -232,9 +234,9 @@ def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[
     """
     points = make_points(base, folder)
 
-    def compare(results: Results) -> list[Part]:
+    def compare(results: StudyMetrics) -> list[Part]:
         """Return the one part of the study's page: the table."""
-        table = compare_points(points, results, seeds=len(seeds))
+        table = compare_points(points, results, seed_count=len(seeds))
         return [Part(name=f"{base.name}-sum-by-guard", table=table)]
 
     return Study(

@@ -20,7 +20,9 @@ Row: TypeAlias = dict[str, Any]
 _CONFIDENCE = 0.95
 
 
-def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: int) -> float:
+def estimate_seed_correlation(
+    data: DataSettings | None, *, train_count: int, test_count: int
+) -> float:
     """Return the assumed correlation between the metrics of two seeds' runs, 0 to 1.
 
     Each seed splits the same people into training and test rows, so metrics of two seeds are not
@@ -30,17 +32,17 @@ def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: in
 
     Args:
         data: settings of the data; None: rows were split again for each seed.
-        train, test: number of training rows and of test rows.
+        train_count, test_count: number of training rows and of test rows.
     """
     has_fixed_test_set = (
         data is not None and data.dataset in DATASETS and DATASETS[data.dataset].split
     )
     if has_fixed_test_set:
         return 0.0
-    return test / (test + train)
+    return test_count / (test_count + train_count)
 
 
-def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
+def estimate_seed_covariance(influences: "Sequence[pd.Series[float]]") -> float:
     """Return the mean covariance of two seeds' metrics that comes from test people in common.
 
     Each series holds, by person, the influence of that test row on the metric of one seed
@@ -49,7 +51,7 @@ def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
     of the products of their two influences, each divided by the number of test rows of its seed.
     The mean is over all pairs of seeds; a negative one counts as 0.
     """
-    seeds = len(influences)
+    seed_count = len(influences)
     # (P, J): person, seed; 0 where a person does not test that seed.
     influence_PJ = (
         pd.concat([influence / len(influence) for influence in influences], axis=1)
@@ -58,7 +60,7 @@ def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
     )
     # The square of a sum is the sum of squares and, twice, of the products of all pairs.
     pair_products = (influence_PJ.sum(axis=1) ** 2).sum() - (influence_PJ**2).sum()
-    return max(0.0, float(pair_products) / (seeds * (seeds - 1)))
+    return max(0.0, float(pair_products) / (seed_count * (seed_count - 1)))
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,11 @@ class Interval:
 
     @classmethod
     def from_values(
-        cls, values: Sequence[float], *, shared: float = 0.0, common: float | None = None
+        cls,
+        values: Sequence[float],
+        *,
+        seed_correlation: float = 0.0,
+        seed_covariance: float | None = None,
     ) -> "Interval":
         """Return mean and 95 % interval of one value per seed, with Student's t.
 
@@ -80,10 +86,12 @@ class Interval:
 
         Args:
             values: one metric, or paired difference, for each seed.
-            shared: correlation rho of two seeds' values, used where `common` is None: the
-                covariance is then variance * rho / (1 - rho), the corrected resampled t interval
-                (Nadeau and Bengio 2003). It is wide where few labelled rows cause most spread.
-            common: covariance of two seeds' values (`estimate_covariance`); None: not known.
+            seed_correlation: correlation rho of two seeds' values, used where `seed_covariance` is
+                None: the covariance is then variance * rho / (1 - rho), the corrected resampled t
+                interval (Nadeau and Bengio 2003). It is wide where few labelled rows cause most
+                spread.
+            seed_covariance: covariance of two seeds' values (`estimate_seed_covariance`); None: not
+                known.
         """
         mean = float(np.mean(values))
         # One seed has no spread; equal values have none either, so their interval is the mean.
@@ -92,38 +100,40 @@ class Interval:
         if len(set(values)) == 1:
             return cls(mean, mean, mean)
         variance = float(np.var(values, ddof=1))
-        if common is None:
-            common = variance * shared / (1 - shared)
-        standard_error = math.sqrt(variance / len(values) + common)
+        if seed_covariance is None:
+            seed_covariance = variance * seed_correlation / (1 - seed_correlation)
+        standard_error = math.sqrt(variance / len(values) + seed_covariance)
         half_width = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * standard_error
         return cls(mean, mean - half_width, mean + half_width)
 
-    def p_value(self, seeds: int) -> float:
+    def p_value(self, seed_count: int) -> float:
         """Return the two-sided p-value for a true mean of 0, by Student's t; NaN for one seed.
 
-        `seeds`: number of values of the interval, so `seeds` - 1 degrees of freedom.
+        `seed_count`: number of values of the interval, so `seed_count` - 1 degrees of freedom.
         """
         if math.isnan(self.low):
             return math.nan
         # All seeds had the same value: the mean is 0 for certain, or certainly not.
         if self.high <= self.low:
             return float(self.mean == 0)
-        degrees = seeds - 1
+        degrees_of_freedom = seed_count - 1
         # The half width is the quantile times the standard error, which the statistic divides by.
         half_width = (self.high - self.low) / 2
-        statistic = abs(self.mean) / half_width * t.ppf((1 + _CONFIDENCE) / 2, degrees)
-        return float(2 * t.sf(statistic, degrees))
+        statistic = abs(self.mean) / half_width * t.ppf((1 + _CONFIDENCE) / 2, degrees_of_freedom)
+        return float(2 * t.sf(statistic, degrees_of_freedom))
 
     def clip_ends(self, minimum: float, maximum: float) -> "Interval":
         """Return the interval with its ends clipped to the possible values of what it measures."""
         return replace(self, low=max(self.low, minimum), high=min(self.high, maximum))
 
-    def format_text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
+    def format_text(self, *, scale: float = 1.0, number_format: str = ".1f") -> str:
         """Return a text such as "95.2 [94.8, 95.6]", or the mean alone for one seed.
 
-        `scale`: factor of all numbers. `form`: format specification of one number.
+        `scale`: factor of all numbers. `number_format`: format specification of one number.
         """
-        mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
+        mean, low, high = (
+            f"{scale * value:{number_format}}" for value in (self.mean, self.low, self.high)
+        )
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
     def compute_error_bars(
@@ -140,10 +150,10 @@ class Interval:
         """
         if math.isnan(self.low):
             return [[0.0], [0.0]]
-        ends = self.clip_ends(minimum, maximum)
+        clipped = self.clip_ends(minimum, maximum)
         # Ends of equal values may lie on the wrong side of their mean by a rounding.
-        below = self.mean - ends.low
-        above = ends.high - self.mean
+        below = self.mean - clipped.low
+        above = clipped.high - self.mean
         return [[scale * max(0.0, below)], [scale * max(0.0, above)]]
 
 
@@ -181,24 +191,24 @@ class Leakage:
     missing: str
 
     @classmethod
-    def from_attacks(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
+    def from_attacks(cls, attack_rows: pd.DataFrame, *, target: str, seed_count: int) -> "Leakage":
         """Return the leakage of the attack whose mean advantage over the seeds is highest.
 
-        `attacks`: results of every attack of one adversary on `target`, a row for each attack and
-        seed. `seeds`: number of seeds that were run.
+        `attack_rows`: results of every attack of one adversary on `target`, a row for each attack
+        and seed. `seed_count`: number of seeds that were run.
         """
-        best = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
-        rows = attacks[attacks["name"] == best]
+        best_attack = attack_rows.groupby("name", sort=False)["advantage"].mean().idxmax()
+        rows = attack_rows[attack_rows["name"] == best_attack]
         return cls(
             target=target,
-            attack=str(best),
+            attack=str(best_attack),
             metric=str(rows["metric"].iloc[0]),
             advantage=Interval.from_values(
-                rows["advantage"].tolist(), shared=_get_correlation(rows)
+                rows["advantage"].tolist(), seed_correlation=_get_correlation(rows)
             ),
             score=float(rows["score"].mean()),
             baseline=float(rows["baseline"].mean()),
-            missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
+            missing="" if len(rows) == seed_count else f"{len(rows)} of {seed_count} seeds",
         )
 
     @property
@@ -258,49 +268,60 @@ class Gain:
     rows: tuple[int, int] | None = None
 
     @classmethod
-    def from_rows(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
+    def from_rows(
+        cls, rows: pd.DataFrame, ablation_rows: pd.DataFrame | None = None
+    ) -> "Gain | None":
         """Return the gain of a study's point (one choice of settings) over all seeds.
 
         `rows`: metrics of the point's runs and local models, as `iter_metric_rows` yields them.
-        `control`: metrics of the point's ablation, the same run without help; None: it has none.
+        `ablation_rows`: metrics of the point's ablation, the same run without help; None: it has
+        none.
 
         Returns None if no local model was measured.
         """
-        local_models = rows[rows["target"] == "solo"]
-        if local_models.empty:
+        local_model_rows = rows[rows["target"] == "solo"]
+        if local_model_rows.empty:
             return None
-        measure = MEASURES[str(local_models["metric"].iloc[0])]
+        measure = MEASURES[str(local_model_rows["metric"].iloc[0])]
         sign = 1.0 if measure.higher_is_better else -1.0
         # A group is one local model over the seeds. Its column `baseline` is the measure on
         # held-out labels, which chooses the model to compare with; `score` is that on test rows.
-        models = local_models.groupby("name", sort=False)
-        chosen = str((sign * models["baseline"].mean()).fillna(-math.inf).idxmax())
-        best_on_test = str((sign * models["score"].mean()).idxmax())
-        headline = _select_headline(rows)  # the run's own model, by seed
-        shared = _get_correlation(rows)
-        control_headline = None if control is None else _select_headline(control)
+        rows_by_model = local_model_rows.groupby("name", sort=False)
+        chosen_model = str((sign * rows_by_model["baseline"].mean()).fillna(-math.inf).idxmax())
+        oracle_model = str((sign * rows_by_model["score"].mean()).idxmax())
+        headline_rows = _select_headline_rows(rows)  # the run's own model, by seed
+        seed_correlation = _get_correlation(rows)
+        ablation_headline_rows = (
+            None if ablation_rows is None else _select_headline_rows(ablation_rows)
+        )
 
-        def compute_gain_over(other: pd.DataFrame) -> Interval:
+        def compute_gain_over(model_rows: pd.DataFrame) -> Interval:
             """Return the run's gain over one local model, paired by seed."""
-            return _compute_difference(headline, other.set_index("seed"), sign, shared)
+            return _compute_difference(
+                headline_rows, model_rows.set_index("seed"), sign, seed_correlation
+            )
 
-        averaged = models.get_group("mean") if "mean" in models.groups else None
+        mean_model_rows = (
+            rows_by_model.get_group("mean") if "mean" in rows_by_model.groups else None
+        )
         return cls(
-            baseline=chosen,
-            shared=shared,
-            local_score=float(models["score"].mean()[chosen]),
-            reached=float(headline["score"].mean()),
+            baseline=chosen_model,
+            shared=seed_correlation,
+            local_score=float(rows_by_model["score"].mean()[chosen_model]),
+            reached=float(headline_rows["score"].mean()),
             measure=measure.name,
-            over_chosen=compute_gain_over(models.get_group(chosen)),
-            hindsight=best_on_test,
-            over_hindsight=compute_gain_over(models.get_group(best_on_test)),
-            control=None if control_headline is None else float(control_headline["score"].mean()),
+            over_chosen=compute_gain_over(rows_by_model.get_group(chosen_model)),
+            hindsight=oracle_model,
+            over_hindsight=compute_gain_over(rows_by_model.get_group(oracle_model)),
+            control=None
+            if ablation_headline_rows is None
+            else float(ablation_headline_rows["score"].mean()),
             over_control=None
-            if control_headline is None
-            else _compute_difference(headline, control_headline, sign, shared),
-            mean=None if averaged is None else float(averaged["score"].mean()),
-            over_mean=None if averaged is None else compute_gain_over(averaged),
-            rows=_count_rows(headline),
+            if ablation_headline_rows is None
+            else _compute_difference(headline_rows, ablation_headline_rows, sign, seed_correlation),
+            mean=None if mean_model_rows is None else float(mean_model_rows["score"].mean()),
+            over_mean=None if mean_model_rows is None else compute_gain_over(mean_model_rows),
+            rows=_count_rows(headline_rows),
         )
 
     def format_gain(self, gain: Interval) -> str:
@@ -308,8 +329,8 @@ class Gain:
         measure = MEASURES[self.measure]
         gain = clip_difference(gain, self.measure)
         if measure.is_share:
-            return f"{gain.format_text(scale=100, form='+.1f')} points"
-        return f"{gain.format_text(form='+.3f')} {measure.title}"
+            return f"{gain.format_text(scale=100, number_format='+.1f')} points"
+        return f"{gain.format_text(number_format='+.3f')} {measure.title}"
 
     @property
     def _rows_note(self) -> str:
@@ -396,7 +417,7 @@ class Summary:
             for name, runs in tasks
         }
         leakage = {
-            target: Leakage.from_attacks(attacks, target=target, seeds=len(runs))
+            target: Leakage.from_attacks(attacks, target=target, seed_count=len(runs))
             for target, attacks in rows_by_target.items()
         }
         return cls(
@@ -412,14 +433,14 @@ class Summary:
         )
 
 
-def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | None:
+def measure_difference(rows: pd.DataFrame, other_rows: pd.DataFrame) -> Interval | None:
     """Return how much better the runs of one point are than those of another on the same seeds.
 
-    `rows`, `other`: metrics of the runs of each point. Returns None if the two used different
+    `rows`, `other_rows`: metrics of the runs of each point. Returns None if the two used different
     numbers of test rows for some seed, so that they cannot be paired.
     """
-    headline = _select_headline(rows)
-    other_headline = _select_headline(other).loc[headline.index]
+    headline = _select_headline_rows(rows)
+    other_headline = _select_headline_rows(other_rows).loc[headline.index]
     if not headline["rows"].equals(other_headline["rows"]):
         return None
     measure = MEASURES[str(headline["metric"].iloc[0])]
@@ -429,10 +450,10 @@ def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | No
 
 def select_accuracies(rows: pd.DataFrame) -> "pd.Series[float]":
     """Return the measure of the method's own inference in each run of a point, by seed."""
-    return _select_headline(rows)["score"]
+    return _select_headline_rows(rows)["score"]
 
 
-def _select_headline(rows: pd.DataFrame) -> pd.DataFrame:
+def _select_headline_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the row of the method's own inference, which comes first in each run, by seed."""
     return rows[rows["target"] == "task"].drop_duplicates("seed").set_index("seed")
 
@@ -447,18 +468,18 @@ def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
 
 
 def _compute_difference(
-    runs: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float
+    runs: pd.DataFrame, other_runs: pd.DataFrame, sign: float, seed_correlation: float
 ) -> Interval:
     """Return the mean difference of scores over common seeds, paired by seed, with its interval.
 
     Args:
-        runs, other: rows by seed; `other` has all seeds of `runs`.
+        runs, other_runs: rows by seed; `other_runs` has all seeds of `runs`.
         sign: -1 where a lower score is better, else 1.
-        shared: the correlation of two seeds' scores. It is used only if some run did not store the
-            influence of each person on its score.
+        seed_correlation: the correlation of two seeds' scores. It is used only if some run did not
+            store the influence of each person on its score.
     """
-    other = other.loc[runs.index]  # in the order of `runs`, without further seeds
-    other_influences = _list_influences(other)
+    other_runs = other_runs.loc[runs.index]  # in the order of `runs`, without further seeds
+    other_influences = _list_influences(other_runs)
     # The influence of a person on a difference is the difference of its influences. The list is
     # empty if one of the two runs stored none.
     influences = [
@@ -467,7 +488,9 @@ def _compute_difference(
             _list_influences(runs), other_influences, strict=False
         )
     ]
-    return _make_interval(sign * (runs["score"] - other["score"]), shared, influences)
+    return _make_interval(
+        sign * (runs["score"] - other_runs["score"]), seed_correlation, influences
+    )
 
 
 def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
@@ -477,15 +500,19 @@ def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
 
 
 def _make_interval(
-    values: "pd.Series[float]", shared: float, influences: "Sequence[pd.Series[float]]"
+    values: "pd.Series[float]", seed_correlation: float, influences: "Sequence[pd.Series[float]]"
 ) -> Interval:
     """Return mean and interval of one value per seed.
 
-    `influences`: influence of each person on the value of each seed; empty: not known. `shared`:
-    correlation of two seeds' values, used where `influences` is empty.
+    `influences`: influence of each person on the value of each seed; empty: not known.
+    `seed_correlation`: correlation of two seeds' values, used where `influences` is empty.
     """
-    common = estimate_covariance(influences) if len(values) > 1 and influences else None
-    return Interval.from_values(values.tolist(), shared=shared, common=common)
+    seed_covariance = (
+        estimate_seed_covariance(influences) if len(values) > 1 and influences else None
+    )
+    return Interval.from_values(
+        values.tolist(), seed_correlation=seed_correlation, seed_covariance=seed_covariance
+    )
 
 
 def _get_correlation(rows: pd.DataFrame) -> float:
@@ -493,25 +520,27 @@ def _get_correlation(rows: pd.DataFrame) -> float:
     return float(rows["shared"].max())
 
 
-def adjust_p_values(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
+def adjust_p_values(intervals: Sequence[Interval | None], seed_count: int) -> list[float]:
     """Return the p-values of all comparisons of one table, adjusted for their number (Holm 1979).
 
     Args:
         intervals: intervals of paired differences; None: no comparison.
-        seeds: number of seeds of each interval.
+        seed_count: number of seeds of each interval.
 
     Returns:
         One p-value for each interval: at most 1; NaN for None or for one seed.
     """
-    p_values = [math.nan if interval is None else interval.p_value(seeds) for interval in intervals]
-    order = sorted(
+    p_values = [
+        math.nan if interval is None else interval.p_value(seed_count) for interval in intervals
+    ]
+    ascending_positions = sorted(
         (position for position, p in enumerate(p_values) if not math.isnan(p)),
         key=p_values.__getitem__,
     )
-    adjusted = [math.nan] * len(p_values)
-    largest = 0.0  # adjusted p-values may not fall where the p-values rise
-    for rank, position in enumerate(order):
-        remaining = len(order) - rank
-        largest = max(largest, min(1.0, remaining * p_values[position]))
-        adjusted[position] = largest
-    return adjusted
+    adjusted_p_values = [math.nan] * len(p_values)
+    largest_so_far = 0.0  # adjusted p-values may not fall where the p-values rise
+    for rank, position in enumerate(ascending_positions):
+        remaining_count = len(ascending_positions) - rank
+        largest_so_far = max(largest_so_far, min(1.0, remaining_count * p_values[position]))
+        adjusted_p_values[position] = largest_so_far
+    return adjusted_p_values

@@ -28,20 +28,20 @@ from apfed_experiments.columns import (
     P_HOLM,
     Column,
     Table,
-    add_p_values,
+    add_gain_p_values,
     describe_missing_attack,
     format_epsilon,
-    make_form,
+    make_formatter,
     make_hidden_columns,
-    make_percent_form,
-    make_points_form,
+    make_percent_formatter,
+    make_points_formatter,
     make_visible_column,
     write_text,
 )
 from apfed_experiments.drawing import (
-    ATTACK,
+    ATTACK_COLOUR,
     COLOURS,
-    OTHER,
+    OTHER_COLOUR,
     Picture,
     estimate_text_inches,
     open_figure,
@@ -50,7 +50,7 @@ from apfed_experiments.front import find_front
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.shown import JOINT_TRAINING
-from apfed_experiments.study import OnDone, Point, Results, Trial, list_trials, run_points
+from apfed_experiments.study import OnDone, Point, StudyMetrics, Trial, list_trials, run_points
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedRow, describe_comparison
 from secure_apfed.base.files import make_private
@@ -65,9 +65,9 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.promises import describe_epsilon, epsilon_words
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
-BETA = 0.5
+DCS_ACCURACY_WEIGHT = 0.5
 """Weight of accuracy against leakage in DCS."""
-_DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
+_REFERENCE_DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH_INCHES = 8.0
 _PLOT_INCHES = 4.6
@@ -88,7 +88,7 @@ READING = (
     "which nobody holds, is what the same network reaches with them; TVFL needs all parties to "
     "predict. DCS is defined in docs/studies.md."
 )
-_REFERENCES: Mapping[Reference, tuple[str, Mapping[str, Any], bool]] = {
+_REFERENCE_SETTINGS: Mapping[Reference, tuple[str, Mapping[str, Any], bool]] = {
     # Label; what changes in the undefended run; whether one table has all features.
     "single_view": ("SingleVL (the active alone)", {"method": "single_view"}, False),
     "centralised": (
@@ -147,7 +147,7 @@ class TradeOff(Settings):
     base: str
     set: dict[str, Any] = {}
     seeds: int = Field(5, ge=1)
-    references: tuple[Reference, ...] = tuple(_REFERENCES)
+    references: tuple[Reference, ...] = tuple(_REFERENCE_SETTINGS)
     defences: tuple[Defence, ...] = Field(min_length=1)
 
     @field_validator("defences")
@@ -193,16 +193,19 @@ def load_tradeoff(path: Path) -> TradeOff:
 
     Raises ConfigError: a file cannot be read, or a setting is wrong.
     """
-    study = load_settings_text(TradeOff, load_text(path), source=str(path))
-    base_path = path.parent / study.base
-    shipped = files("apfed_experiments") / "configs" / study.base
-    if not base_path.is_file() and not shipped.is_file():
+    tradeoff = load_settings_text(TradeOff, load_text(path), source=str(path))
+    base_path = path.parent / tradeoff.base
+    shipped_path = files("apfed_experiments") / "configs" / tradeoff.base
+    if not base_path.is_file() and not shipped_path.is_file():
         raise ConfigError(
-            f"{path}: base: there is no {study.base!r} beside the study or among the configs that "
+            f"{path}: base: there is no {tradeoff.base!r} beside the study or among the configs "
+            "that "
             "ship with this package"
         )
-    text = load_text(base_path) if base_path.is_file() else shipped.read_text(encoding="utf-8")
-    return study.model_copy(update={"base": text})
+    base_text = (
+        load_text(base_path) if base_path.is_file() else shipped_path.read_text(encoding="utf-8")
+    )
+    return tradeoff.model_copy(update={"base": base_text})
 
 
 def make_tradeoff(config: Config) -> TradeOff:
@@ -210,14 +213,14 @@ def make_tradeoff(config: Config) -> TradeOff:
 
     Raises ConfigError: a setting is wrong, or sets a name or a base, which are the run's own.
     """
-    if misplaced := {"name", "base"} & set(config.tradeoff):
+    if misplaced_keys := {"name", "base"} & set(config.tradeoff):
         raise ConfigError(
-            f"tradeoff.{min(misplaced)}: the study of a run has the run's; leave it out"
+            f"tradeoff.{min(misplaced_keys)}: the study of a run has the run's; leave it out"
         )
     base = dump_settings(config.model_copy(update={"tradeoff": {}}))
     settings = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
-    study = load_settings_text(TradeOff, json.dumps(settings), source="tradeoff")
-    return study.model_copy(update={"base": base})
+    tradeoff = load_settings_text(TradeOff, json.dumps(settings), source="tradeoff")
+    return tradeoff.model_copy(update={"base": base})
 
 
 def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
@@ -230,16 +233,17 @@ def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
     Raises ConfigError: a change that no run accepts, an unknown attack, or two points whose names
     give one folder.
     """
-    points = list(_make_points(tradeoff, folder))
-    labels: dict[str, str] = {}
+    points = list(_iter_points(tradeoff, folder))
+    label_by_name: dict[str, str] = {}
     for point in points:
-        if point.name in labels:
+        if point.name in label_by_name:
             raise ConfigError(
-                f"study {tradeoff.name}: {labels[point.name]!r} and {point.label!r} would share "
+                f"study {tradeoff.name}: {label_by_name[point.name]!r} and {point.label!r} would "
+                "share "
                 f"the folder {point.make_trial(0).name}; give each strength once, and defences "
                 "names that differ in their letters"
             )
-        labels[point.name] = point.label
+        label_by_name[point.name] = point.label
         try:  # called for its exception: unknown attacks are refused before anything runs
             expand_choices(point.config.attacks)
         except ConfigError as error:
@@ -247,20 +251,22 @@ def make_points(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
     return points
 
 
-def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
+def _iter_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
     """Yield the points of references, then those of defences at each strength.
 
     References are what defences are compared with, such as the active alone.
     """
-    undefended = next(defence for defence in tradeoff.defences if defence.undefended)
-    training = _reference_training(tradeoff)
+    undefended_defence = next(defence for defence in tradeoff.defences if defence.undefended)
+    reference_training = _find_reference_training(tradeoff)
     for key in dict.fromkeys(tradeoff.references):
-        label, changes, centralised = _REFERENCES[key]
+        label, changes, is_centralised = _REFERENCE_SETTINGS[key]
         config = _make_config(
-            tradeoff, label, {**undefended.set, **training, **changes, "attacks": []}
+            tradeoff,
+            label,
+            {**undefended_defence.set, **reference_training, **changes, "attacks": []},
         )
         yield DefencePoint(
-            config=config, folder=folder, centralised=centralised, defence=label, reference=True
+            config=config, folder=folder, centralised=is_centralised, defence=label, reference=True
         )
     for defence in tradeoff.defences:
         for value in defence.values or (None,):  # without a knob there is one point
@@ -280,7 +286,7 @@ def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
             )
 
 
-def _reference_training(tradeoff: TradeOff) -> dict[str, Any]:
+def _find_reference_training(tradeoff: TradeOff) -> dict[str, Any]:
     """Return the settings by which references are trained, by dotted path; empty: the base's own.
 
     Where the base's networks train without labels (`train.labels: after`), those of references are
@@ -322,38 +328,41 @@ def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> 
     return config.model_copy(update={"name": name})
 
 
-def compute_dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
+def compute_dcs(
+    *, attack_score: float, ideal_score: float, accuracy: float, undefended_accuracy: float
+) -> float:
     """Return the defence capability score, 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
 
     dAP = AP - AP* and dMP = MP* - MP; negative differences count as 0 (Zou et al., 2023, VFLAIR).
 
     Args:
-        attack: AP, the attack's score under this defence; a negative R^2 counts as 0.
-        ideal: AP*, the score that a perfect defence would leave: 0 in VFLAIR's code (`dcs_vflair`),
-            the best baseline with the same knowledge in ours (`dcs_baseline`).
+        attack_score: AP, the attack's score under this defence; a negative R^2 counts as 0.
+        ideal_score: AP*, the score that a perfect defence would leave: 0 in VFLAIR's code
+            (`dcs_vflair`), the best baseline with the same knowledge in ours (`dcs_baseline`).
         accuracy: MP, the model's accuracy under this defence, 0 to 1.
-        undefended: MP*, its accuracy without a defence, 0 to 1.
+        undefended_accuracy: MP*, its accuracy without a defence, 0 to 1.
     """
-    leak = max(0.0, max(attack, 0.0) - max(ideal, 0.0))
-    loss = max(0.0, undefended - accuracy)
-    return 1 / (1 + math.sqrt((1 - BETA) * leak**2 + BETA * loss**2))
+    leak = max(0.0, max(attack_score, 0.0) - max(ideal_score, 0.0))
+    loss = max(0.0, undefended_accuracy - accuracy)
+    return 1 / (1 + math.sqrt((1 - DCS_ACCURACY_WEIGHT) * leak**2 + DCS_ACCURACY_WEIGHT * loss**2))
 
 
-def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
+def make_row(point: DefencePoint, summary: Summary, undefended_accuracy: Interval) -> Row:
     """Return the row of a point: a defence at one strength, or a reference.
 
-    `undefended`: accuracy of the undefended point. The defence capability score (`compute_dcs`) is
-    the lowest over the leak directions; None for references, and where no attack applies.
+    `undefended_accuracy`: accuracy of the undefended point. The defence capability score
+    (`compute_dcs`) is the lowest over the leak directions; None for references, and where no attack
+    applies.
     """
-    scores: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
+    dcs_by_name: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
     if summary.leakage and not point.reference:
-        for name in scores:
-            scores[name] = min(  # the direction in which most is read decides
+        for name in dcs_by_name:
+            dcs_by_name[name] = min(  # the direction in which most is read decides
                 compute_dcs(
-                    attack=leak.score,
-                    ideal=leak.baseline if name == "dcs_baseline" else 0.0,
+                    attack_score=leak.score,
+                    ideal_score=leak.baseline if name == "dcs_baseline" else 0.0,
                     accuracy=summary.accuracy.mean,
-                    undefended=undefended.mean,
+                    undefended_accuracy=undefended_accuracy.mean,
                 )
                 for leak in summary.leakage.values()
             )
@@ -371,7 +380,7 @@ def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row
         "epsilon_passives": summary.epsilon_passives,
         "releases": summary.releases,
         "leakage": dict(summary.leakage),
-        **scores,
+        **dcs_by_name,
         "wire_bytes": summary.wire_bytes,
         "label": point.label,
         "point": point,
@@ -379,21 +388,21 @@ def make_row(point: DefencePoint, summary: Summary, undefended: Interval) -> Row
     }
 
 
-def select_front(rows: Iterable[Row], target: str) -> list[Row]:
+def select_front(rows: Iterable[Row], direction: str) -> list[Row]:
     """Return the rows of the Pareto front of accuracy and advantage of attacks, the least leaking
     first.
 
-    `target`: leak direction (who reads whose what), a key of a row's `leakage`.
+    `direction`: leak direction (who reads whose what), a key of a row's `leakage`.
     """
-    candidates = [row for row in rows if target in row["leakage"] and not row["reference"]]
+    candidates = [row for row in rows if direction in row["leakage"] and not row["reference"]]
     return find_front(
         candidates,
-        read=lambda row: row["leakage"][target].advantage.mean,
-        worth=lambda row: row["accuracy"].mean,
+        get_leakage=lambda row: row["leakage"][direction].advantage.mean,
+        get_gain=lambda row: row["accuracy"].mean,
     )
 
 
-_STORED = make_hidden_columns(
+_HIDDEN_COLUMNS = make_hidden_columns(
     "defence",
     "strength",
     "undefended",
@@ -413,25 +422,27 @@ _STORED = make_hidden_columns(
 
 
 def _make_leak_column(
-    target: str, title: str, form: Callable[[Leakage], str], missing: str
+    direction: str, title: str, format_leakage: Callable[[Leakage], str], missing_text: str
 ) -> Column:
     """Return the column of the best attack in one leak direction (who reads whose what).
 
-    `target`: the direction. `form`: function that returns the text of a leakage. `missing`: text of
-    a cell where no attack ran in this direction; references have "-".
+    `direction`: the direction. `format_leakage`: function that returns the text of a leakage.
+    `missing_text`: text of a cell where no attack ran in this direction; references have "-".
     """
     return make_visible_column(
         "leakage",
         title,
-        lambda leaks: form(leaks[target]) if target in leaks else missing,
-        missing="-",
+        lambda leaks: format_leakage(leaks[direction]) if direction in leaks else missing_text,
+        missing_text="-",
     )
 
 
-_DEFENCE = make_visible_column("label", "defence")
-_EPSILON_X = make_visible_column("epsilon", "ε_x", format_epsilon)
-_RELEASES = make_visible_column("releases", "T")
-_DCS = make_visible_column("dcs_baseline", "dcs_baseline", make_form(".3f"), missing="-")
+_DEFENCE_COLUMN = make_visible_column("label", "defence")
+_EPSILON_X_COLUMN = make_visible_column("epsilon", "ε_x", format_epsilon)
+_RELEASES_COLUMN = make_visible_column("releases", "T")
+_DCS_COLUMN = make_visible_column(
+    "dcs_baseline", "dcs_baseline", make_formatter(".3f"), missing_text="-"
+)
 
 
 @dataclass(frozen=True)
@@ -445,20 +456,25 @@ class Leaderboard:
     rows: Sequence[Row]
 
     @classmethod
-    def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Leaderboard":
+    def from_results(cls, points: Sequence[DefencePoint], results: StudyMetrics) -> "Leaderboard":
         """Return the leaderboard of all points (defences at one strength, and references).
 
         Points with a failed trial are left out. `results`: metrics of the points' runs.
         """
-        failed = {failure.point for failure in results.failures}
-        complete = [
+        failed_points = {failure.point for failure in results.failures}
+        points_with_summaries = [
             (point, Summary.from_rows(results.select_rows(point)))
             for point in points
-            if point.name not in failed
+            if point.name not in failed_points
         ]
-        undefended = next(summary.accuracy for point, summary in complete if point.undefended)
-        rows = [make_row(point, summary, undefended) for point, summary in complete]
-        add_p_values(rows, complete[0][1].seeds)
+        undefended_accuracy = next(
+            summary.accuracy for point, summary in points_with_summaries if point.undefended
+        )
+        rows = [
+            make_row(point, summary, undefended_accuracy)
+            for point, summary in points_with_summaries
+        ]
+        add_gain_p_values(rows, points_with_summaries[0][1].seeds)
         rows.sort(key=lambda row: (not row["reference"], -(row["dcs_baseline"] or 0.0)))
         return cls(rows)
 
@@ -475,27 +491,34 @@ class Leaderboard:
             _make_leak_column(
                 target,
                 f"advantage, {target}",
-                lambda leak: f"{leak.clipped_advantage.format_text(form='.3f')} {leak.name}",
+                lambda leak: (
+                    f"{leak.clipped_advantage.format_text(number_format='.3f')} {leak.name}"
+                ),
                 NOT_ATTACKED,
             )
             for target in self.targets
         ]
-        gain = make_points_form()
+        format_points = make_points_formatter()
         columns = (
-            _DEFENCE,
-            make_visible_column("accuracy", "accuracy %", make_percent_form()),
+            _DEFENCE_COLUMN,
+            make_visible_column("accuracy", "accuracy %", make_percent_formatter()),
             make_visible_column(
-                "gain", "gain, points", lambda row_gain: gain(row_gain.over_chosen), missing="-"
+                "gain",
+                "gain, points",
+                lambda row_gain: format_points(row_gain.over_chosen),
+                missing_text="-",
             ),
             replace(P_HOLM, keys=()),
             *leaks,
-            _EPSILON_X,
+            _EPSILON_X_COLUMN,
             make_visible_column("epsilon_y", "ε_y", epsilon_words),
-            _RELEASES,
-            _DCS,
-            make_visible_column("dcs_vflair", "dcs_vflair", make_form(".3f"), missing="-"),
+            _RELEASES_COLUMN,
+            _DCS_COLUMN,
+            make_visible_column(
+                "dcs_vflair", "dcs_vflair", make_formatter(".3f"), missing_text="-"
+            ),
         )
-        return Table((*_STORED, *columns), self.rows, "Leaderboard")
+        return Table((*_HIDDEN_COLUMNS, *columns), self.rows, "Leaderboard")
 
     @property
     def summary(self) -> Table:
@@ -510,25 +533,25 @@ class Leaderboard:
             "accuracy", "accuracy %", lambda interval: f"{100 * interval.mean:.1f}"
         )
         return Table(
-            (_DEFENCE, accuracy, *leaks, _EPSILON_X, _RELEASES, _DCS),
+            (_DEFENCE_COLUMN, accuracy, *leaks, _EPSILON_X_COLUMN, _RELEASES_COLUMN, _DCS_COLUMN),
             self.rows,
             "Accuracy, and the worst attack's advantage",
         )
 
 
-def _write_picture(board: Leaderboard, target: str, folder: Path) -> Picture:
+def _write_picture(board: Leaderboard, direction: str, folder: Path) -> Picture:
     """Draw accuracy against leakage in one direction, write the picture into the folder and return
     it.
 
-    `target`: leak direction (who reads whose what).
+    `direction`: leak direction (who reads whose what).
     """
-    path = folder / f"pareto-{target.replace(' ', '-')}.png"
+    path = folder / f"pareto-{direction.replace(' ', '-')}.png"
     with open_figure(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
-        draw_board(figure, board, target)
+        draw_board(figure, board, direction)
     return Picture(
         path=path,
-        title=f"Accuracy against leakage: {target}",
-        caption=f"Leakage where {target}: means with 95 % intervals. The thin line joins "
+        title=f"Accuracy against leakage: {direction}",
+        caption=f"Leakage where {direction}: means with 95 % intervals. The thin line joins "
         "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
         "table of all features, and of TVFL. Dotted: the best local model, below which nothing "
         "helped.",
@@ -546,51 +569,52 @@ def describe_protection(row: Row) -> str:
     labels_text = describe_epsilon("epsilon_y", row["epsilon_y"])
     releases_text = ""
     if row["releases"]:
-        noun = "release" if row["releases"] == 1 else "releases"
-        releases_text = f", {row['releases']:,} {noun} of a row"
+        releases_noun = "release" if row["releases"] == 1 else "releases"
+        releases_text = f", {row['releases']:,} {releases_noun} of a row"
     return f"{rows_text}{releases_text}; {labels_text}"
 
 
 def draw_board(
     figure: Figure,
     board: Leaderboard,
-    target: str,
+    direction: str,
     *,
-    describe: Callable[[Row], str] = describe_protection,
+    describe_guarantee: Callable[[Row], str] = describe_protection,
 ) -> list[Text]:
     """Draw the leaderboard: accuracy against leakage in one direction, references as lines, a
     legend.
 
-    `target`: leak direction (who reads whose what). `describe`: function that returns the text of a
-    row's guarantee for the legend. Returns the numbers beside the marks, as matplotlib's texts.
+    `direction`: leak direction (who reads whose what). `describe_guarantee`: function that returns
+    the text of a row's guarantee for the legend. Returns the numbers beside the marks, as
+    matplotlib's texts.
     """
-    references = [row for row in board.rows if row["reference"]]
-    rows = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
+    reference_rows = [row for row in board.rows if row["reference"]]
+    rows = [row for row in board.rows if direction in row["leakage"] and not row["reference"]]
     axes = figure.subplots()
-    numbers = _draw_points(axes, rows, target, describe)
-    front = select_front(rows, target)
+    number_texts = _draw_points(axes, rows, direction, describe_guarantee)
+    front = select_front(rows, direction)
     if len(front) > 1:
         axes.plot(
-            [row["leakage"][target].advantage.mean for row in front],
+            [row["leakage"][direction].advantage.mean for row in front],
             [100 * row["accuracy"].mean for row in front],
-            color=ATTACK,
+            color=ATTACK_COLOUR,
             linewidth=1,
             alpha=0.6,
             zorder=1,
             label="Pareto front",
         )
     axes.margins(0.14)
-    _draw_references(axes, references)
+    _draw_references(axes, reference_rows)
     # All points have the same local models. Points below the best of them gain nothing by help.
     if rows and (gain := rows[0]["gain"]):
         label = f"best local model ({find_baseline(gain.baseline).title})"
         axes.axhline(
             100 * gain.local_score, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label
         )
-    metric = rows[0]["leakage"][target].metric.replace("_", " ")  # all rows have the same
-    axes.axvline(0, color=OTHER, linewidth=1)
+    metric = rows[0]["leakage"][direction].metric.replace("_", " ")  # all rows have the same
+    axes.axvline(0, color=OTHER_COLOUR, linewidth=1)
     axes.set(
-        title=f"Accuracy against leakage: {target}",
+        title=f"Accuracy against leakage: {direction}",
         xlabel=f"worst attack's advantage, {metric} over its baseline",
         ylabel="test accuracy, per cent",
     )
@@ -598,45 +622,45 @@ def draw_board(
     # Move the numbers off the marks; positions of texts are known only after a layout.
     figure.draw_without_rendering()
     adjust_text(
-        numbers,
+        number_texts,
         ax=axes,
         expand=(2.4, 1.9),
         iter_lim=500,
-        arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6},
+        arrowprops={"arrowstyle": "-", "color": OTHER_COLOUR, "lw": 0.6},
     )
-    return numbers
+    return number_texts
 
 
-def _draw_references(axes: Axes, references: Sequence[Row]) -> None:
+def _draw_references(axes: Axes, reference_rows: Sequence[Row]) -> None:
     """Draw each reference as a horizontal line at its accuracy.
 
     A line far above or below the points would flatten the picture; the legend names it instead.
     """
     low, high = axes.get_ylim()
-    room = (high - low) / 2
-    for row, style in zip(references, _DASHES, strict=False):
+    allowed_distance = (high - low) / 2
+    for row, dashes in zip(reference_rows, _REFERENCE_DASHES, strict=False):
         percent = 100 * row["accuracy"].mean
         name = row["defence"]
-        if low - room <= percent <= high + room:
-            axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=name)
+        if low - allowed_distance <= percent <= high + allowed_distance:
+            axes.axhline(percent, color=OTHER_COLOUR, linewidth=1.3, linestyle=dashes, label=name)
         else:
-            position = "above" if percent > high else "below"
-            axes.plot([], [], " ", label=f"{position}: {name}, {percent:.1f} %")
+            side = "above" if percent > high else "below"
+            axes.plot([], [], " ", label=f"{side}: {name}, {percent:.1f} %")
 
 
 def _add_legend(figure: Figure, axes: Axes) -> None:
     """Put the legend below the plot, in as many columns as fit, and make room for it."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [textwrap.fill(label, _LEGEND_LINE_LENGTH) for label in labels]
-    columns = 2 if 2 * (_MARKER_INCHES + estimate_text_inches(labels)) < _WIDTH_INCHES else 1
-    lines = sum(label.count("\n") + 1 for label in labels)
-    height = _LINE_INCHES * (math.ceil(lines / columns) + 1)
-    figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + height)
+    column_count = 2 if 2 * (_MARKER_INCHES + estimate_text_inches(labels)) < _WIDTH_INCHES else 1
+    line_count = sum(label.count("\n") + 1 for label in labels)
+    legend_height = _LINE_INCHES * (math.ceil(line_count / column_count) + 1)
+    figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + legend_height)
     figure.legend(
         handles,
         labels,
         loc="outside lower center",
-        ncols=columns,
+        ncols=column_count,
         frameon=False,
         fontsize=8.5,
         labelspacing=0.7,
@@ -644,38 +668,38 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 
 
 def _draw_points(
-    axes: Axes, rows: Sequence[Row], target: str, describe: Callable[[Row], str]
+    axes: Axes, rows: Sequence[Row], direction: str, describe_guarantee: Callable[[Row], str]
 ) -> list[Text]:
     """Draw each row as a mark with its intervals, and return the numbers beside the marks.
 
     The legend repeats the numbers with the rows' labels.
 
-    `target`: leak direction (who reads whose what). `describe`: function that returns the text of a
-    row's guarantee for the legend.
+    `direction`: leak direction (who reads whose what). `describe_guarantee`: function that returns
+    the text of a row's guarantee for the legend.
     """
     defences = dict.fromkeys(row["defence"] for row in rows)
     # The strengths of one defence share colour and marker.
-    styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
-    texts: list[Text] = []
+    style_by_defence = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
+    number_texts: list[Text] = []
     for number, row in enumerate(rows, start=1):
-        colour, marker = styles[row["defence"]]
-        leak = row["leakage"][target].advantage
+        colour, marker = style_by_defence[row["defence"]]
+        advantage = row["leakage"][direction].advantage
         accuracy = row["accuracy"]
         axes.errorbar(
-            leak.mean,
+            advantage.mean,
             100 * accuracy.mean,
-            xerr=leak.compute_error_bars(),
+            xerr=advantage.compute_error_bars(),
             yerr=accuracy.compute_error_bars(100, minimum=0.0, maximum=1.0),
             fmt=marker,
             color=colour,
             markersize=7,
             elinewidth=1,
             capsize=2,
-            label=f"{number}  {row['label']} ({describe(row)})",
+            label=f"{number}  {row['label']} ({describe_guarantee(row)})",
         )
-        texts.append(
+        number_texts.append(
             axes.text(
-                leak.mean,
+                advantage.mean,
                 100 * accuracy.mean,
                 str(number),
                 fontsize=9,
@@ -684,7 +708,7 @@ def _draw_points(
                 path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )
         )
-    return texts
+    return number_texts
 
 
 class TradeOffError(ApfedError):
@@ -694,7 +718,7 @@ class TradeOffError(ApfedError):
     """
 
 
-def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
+def declare_study(tradeoff: TradeOff, folder: Path) -> Study[StudyMetrics]:
     """Return the study of a trade-off, which compares defences at several strengths.
 
     A defence at one strength is left out if one of its runs fails.
@@ -706,7 +730,7 @@ def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
     points = make_points(tradeoff, folder)
     deltas = sorted({point.config.delta for point in points})
 
-    def compare(results: Results) -> list[Part]:
+    def compare(results: StudyMetrics) -> list[Part]:
         """Return the leaderboard, with a picture for each leak direction, and the verdict."""
         board = Leaderboard.from_results(points, results)
         return [
@@ -737,7 +761,7 @@ def _measure_points(
     *,
     jobs: int,
     on_done: OnDone,
-) -> Results:
+) -> StudyMetrics:
     """Run the trials that the folder lacks, and return the metrics of all.
 
     `jobs`: number of runs at a time. `on_done`: function that is called after each run.
@@ -748,23 +772,29 @@ def _measure_points(
     seeds = range(tradeoff.seeds)
     _prepare_folder(folder, tradeoff, list_trials(points, seeds))
     results = run_points(
-        points, seeds, jobs=jobs, on_done=on_done, keep_going=True, local_models=True
+        points,
+        seeds,
+        jobs=jobs,
+        on_done=on_done,
+        should_keep_going=True,
+        should_measure_baselines=True,
     )
     _require_undefended(tradeoff, points, results)
     return results
 
 
 def _require_undefended(
-    tradeoff: TradeOff, points: Sequence[DefencePoint], results: Results
+    tradeoff: TradeOff, points: Sequence[DefencePoint], results: StudyMetrics
 ) -> None:
     """Raise TradeOffError if a trial of the undefended point failed."""
-    undefended = next(point for point in points if point.undefended)
-    failed = [failure for failure in results.failures if failure.point == undefended.name]
-    if failed:
+    undefended_point = next(point for point in points if point.undefended)
+    failures = [failure for failure in results.failures if failure.point == undefended_point.name]
+    if failures:
         raise TradeOffError(
-            f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "
-            f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "
-            f"{failed[0].message}"
+            f"study {tradeoff.name}: {undefended_point.label!r}, which the others are compared "
+            "with, "
+            f"failed in {len(failures)} of {tradeoff.seeds} seeds. {failures[0].trial}: "
+            f"{failures[0].message}"
         )
 
 
@@ -797,13 +827,15 @@ def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -
 
     Raises CheckpointError: the folder holds another study, a run, or a trial with other settings.
     """
-    settings = folder / "study.yaml"
-    if settings.is_file():
+    settings_path = folder / "study.yaml"
+    if settings_path.is_file():
         try:  # only the name is read, since the rest may be of an earlier version
-            stored_name = str(parse_yaml_value(load_text(settings), given=str(settings))["name"])
+            stored_name = str(
+                parse_yaml_value(load_text(settings_path), given=str(settings_path))["name"]
+            )
         except (ConfigError, TypeError, KeyError):
             raise CheckpointError(
-                f"{settings} names no study; remove it, and the study goes on"
+                f"{settings_path} names no study; remove it, and the study goes on"
             ) from None
         if stored_name != tradeoff.name:
             raise CheckpointError(
@@ -815,4 +847,4 @@ def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -
     for trial in trials:  # called for the exception only
         trial.refuse_another_run()
     make_private(folder)
-    write_text(settings, dump_settings(tradeoff))
+    write_text(settings_path, dump_settings(tradeoff))

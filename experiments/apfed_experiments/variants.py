@@ -10,9 +10,9 @@ from secure_apfed.config import Config
 from secure_apfed.runs.outcome import Outcome, count_measured_rows
 from secure_apfed.settings.method import MethodSettings
 
-__all__ = ["describe_tested_rows", "title_variant"]
+__all__ = ["describe_tested_rows", "title_inference"]
 
-_TITLES_BY_SUFFIX: Mapping[str, str] = {
+_TITLE_BY_SUFFIX: Mapping[str, str] = {
     "0": "{name}-0, zeros for the others",
     "a": "{name}-A, own average for the others",
     "r": "{name}-R, random values for the others",
@@ -22,35 +22,37 @@ _TITLES_BY_SUFFIX: Mapping[str, str] = {
 """Titles of modes of inference, by the suffix after the method's name in a key of `accuracy`."""
 
 
-def title_variant(method: MethodSettings, variant: str) -> str:
+def title_inference(method: MethodSettings, inference: str) -> str:
     """Return the title of a mode of inference, such as jointly with all parties.
 
-    `variant`: key of `Outcome.accuracy`; an unknown one is returned unchanged.
+    `inference`: key of `Outcome.accuracy`; an unknown one is returned unchanged.
 
     Examples:
         >>> from secure_apfed.methods import METHODS
-        >>> title_variant(METHODS["tvfl"].public_facts, "tvfl_alone")
+        >>> title_inference(METHODS["tvfl"].public_facts, "tvfl_alone")
         'TVFL, the active left alone'
     """
-    if variant == method.name:
+    if inference == method.name:
         return method.title
-    title = _TITLES_BY_SUFFIX.get(variant.removeprefix(f"{method.name}_"))
-    return variant if title is None else title.format(name=method.title.partition(",")[0])
+    title = _TITLE_BY_SUFFIX.get(inference.removeprefix(f"{method.name}_"))
+    return inference if title is None else title.format(name=method.title.partition(",")[0])
 
 
-def describe_tested_rows(config: Config, outcome: Outcome, variant: str) -> str:
+def describe_tested_rows(config: Config, outcome: Outcome, inference: str) -> str:
     """Return the number of test rows on which a mode of inference was measured, in words.
 
-    If these are fewer than all test rows of the active, both numbers are given. `variant`: key of
+    If these are fewer than all test rows of the active, both numbers are given. `inference`: key of
     the mode in `Outcome.accuracy`.
     """
-    rows = count_measured_rows(config, outcome, variant)
-    all_rows = outcome.test_rows
-    if rows is None:
-        return "rows not known" if all_rows is None else f"of some of {all_rows:,} test rows"
-    if all_rows is None or rows == all_rows:
-        return f"of {rows:,} test rows"
+    row_count = count_measured_rows(config, outcome, inference)
+    all_row_count = outcome.test_rows
+    if row_count is None:
+        return (
+            "rows not known" if all_row_count is None else f"of some of {all_row_count:,} test rows"
+        )
+    if all_row_count is None or row_count == all_row_count:
+        return f"of {row_count:,} test rows"
     # Joint inference predicts only the rows of people whom all parties know.
-    if not rows:
-        return f"of none of {all_rows:,} test rows"
-    return f"of {rows:,} of {all_rows:,} test rows, whom all parties know"
+    if not row_count:
+        return f"of none of {all_row_count:,} test rows"
+    return f"of {row_count:,} of {all_row_count:,} test rows, whom all parties know"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from apfed_attacks.headlines import Headline, make_headlines
 from apfed_experiments import words
-from apfed_experiments.baselines import LEFT_OUT, OTHER_ROWS
+from apfed_experiments.baselines import DIFFERENT_TEST_ROWS, OMITTED_FOR_DP_SGD
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.data.catalogue import view_count
@@ -36,12 +36,12 @@ __all__ = [
     "describe_seeds",
 ]
 
-PROTECTED = "protected, at what cost"
-HELP = "what help was worth"
-READ = "what attacks still read"
+PROTECTION_TITLE = "protected, at what cost"
+HELP_TITLE = "what help was worth"
+ATTACKS_TITLE = "what attacks still read"
 NOT_ATTACKED = "not attacked"
-_MEMBERSHIP = "outsider reads who trained"
-_NAMES_SHOWN = 3
+_MEMBERSHIP_TITLE = "outsider reads who trained"
+_MAX_NAMES = 3
 _SIGNIFICANCE_LEVEL = 0.05
 
 
@@ -59,9 +59,9 @@ def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
     on what was not attacked.
     """
     return (
-        VerdictLine(PROTECTED, _describe_protection(run)),
-        VerdictLine(HELP, _describe_help(run)),
-        VerdictLine(READ, _describe_attacks(run.headlines)),
+        VerdictLine(PROTECTION_TITLE, _describe_protection(run)),
+        VerdictLine(HELP_TITLE, _describe_help(run)),
+        VerdictLine(ATTACKS_TITLE, _describe_attacks(run.headlines)),
         VerdictLine(NOT_ATTACKED, _describe_unattacked(run.headlines)),
     )
 
@@ -70,67 +70,69 @@ def _describe_protection(run: "FinishedRun") -> str:
     """Return the guarantees, whether the sum hides contributions, and what protection cost."""
     config = run.config
     outcome = run.outcome
-    sent = words.format_size(outcome.wire_bytes)
-    cost = f"Cost: {sent} sent, {words.format_duration(outcome.seconds)}."
-    return f"{_describe_promises(config, run.promises)} {_describe_sum(config)}{cost}"
+    size_text = words.format_size(outcome.wire_bytes)
+    cost = f"Cost: {size_text} sent, {words.format_duration(outcome.seconds)}."
+    return f"{_describe_guarantees(config, run.promises)} {_describe_sum(config)}{cost}"
 
 
-def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
+def _describe_guarantees(config: RunSettings, guarantees: Sequence[Promise]) -> str:
     """Return sentences on finite epsilons, on those without a guarantee, and on what is not sent.
 
-    `promises`: guarantees of all parties, for each kind of message.
+    `guarantees`: guarantees of all parties, for each kind of message.
     """
-    bounded = [
+    bounded_texts = [
         f"{_name_protection(config, promise)}: {promise.figure} {promise.text}"
-        for promise in promises
+        for promise in guarantees
         if promise.state == "bounded"
     ]
-    unbounded = [
+    unbounded_texts = [
         f"{_name_protection(config, promise)} ({promise.why or 'no bound'})"
-        for promise in promises
+        for promise in guarantees
         if promise.state == "no guarantee"
     ]
-    unsent = [
+    unsent_texts = [
         f"{FIGURES[promise.figure][0]} ({promise.why or 'nothing of that kind leaves'})"
-        for promise in promises
+        for promise in guarantees
         if promise.state == "nothing is sent"
     ]
-    sentences = [f"Bounded: {'; '.join(bounded)}." if bounded else "No epsilon bounds anything."]
-    if unbounded:
-        sentences.append(f"No guarantee for {'; '.join(unbounded)}.")
-    if unsent:
-        sentences.append(f"Nothing is sent of {'; '.join(unsent)}.")
+    sentences = [
+        f"Bounded: {'; '.join(bounded_texts)}." if bounded_texts else "No epsilon bounds anything."
+    ]
+    if unbounded_texts:
+        sentences.append(f"No guarantee for {'; '.join(unbounded_texts)}.")
+    if unsent_texts:
+        sentences.append(f"Nothing is sent of {'; '.join(unsent_texts)}.")
     return " ".join(sentences)
 
 
-def _name_protection(config: RunSettings, promise: Promise) -> str:
+def _name_protection(config: RunSettings, guarantee: Promise) -> str:
     """Return what the epsilon of a guarantee bounds, whose data that is, and who is kept from
     reading it.
     """
-    passives = promise.party or "each passive"
+    passive_owner = guarantee.party or "each passive"
     owner, reader = {
         "epsilon_x": ("the active", "the passives"),
-        "epsilon_v": (passives, "the active"),
-        "epsilon_c": (passives, "whoever reads the sum"),
+        "epsilon_v": (passive_owner, "the active"),
+        "epsilon_c": (passive_owner, "whoever reads the sum"),
         "epsilon_y": ("the active", "the passives"),
         "epsilon_model": ("the active", "whoever has the model"),
-    }[promise.figure]
-    if promise.figure == "epsilon_x" and config.method.representation_sender == "passives":
+    }[guarantee.figure]
+    if guarantee.figure == "epsilon_x" and config.method.representation_sender == "passives":
         owner = "each passive"
         reader = "the active"
-    return f"{FIGURES[promise.figure][0]} of {owner}, from {reader}"
+    return f"{FIGURES[guarantee.figure][0]} of {owner}, from {reader}"
 
 
 def _describe_sum(config: RunSettings) -> str:
     """Return a sentence on whether the sum hides single contributions; empty: nothing is summed."""
     if "contributions are summed" not in config.method.exchange_facts:
         return ""
-    kind = find_sum_class(config.secure_sum)
-    if kind.unsafe:
-        return f"The sum ({kind.name}) hides nothing from the aggregator. "
+    sum_class = find_sum_class(config.secure_sum)
+    if sum_class.unsafe:
+        return f"The sum ({sum_class.name}) hides nothing from the aggregator. "
     if not config.data.horizontal and view_count(config.data) == 2:
         return "There is one passive, so its sum is its own contribution. "
-    return f"The secure sum ({kind.name}) hides single contributions. "
+    return f"The secure sum ({sum_class.name}) hides single contributions. "
 
 
 def _describe_help(run: "FinishedRun") -> str:
@@ -145,18 +147,20 @@ def _describe_help(run: "FinishedRun") -> str:
     measure = outcome.headline_measure
     value = measure.format_value(outcome.scores[own_inference])
     title = f"{measure.title[0].upper()}{measure.title[1:]}"
-    rows = describe_tested_rows(run.config, outcome, own_inference)
+    rows_text = describe_tested_rows(run.config, outcome, own_inference)
     if run.gain is not None and count_measured_rows(run.config, outcome, own_inference) is None:
         # An older run does not store the number; the gain, from stored predictions, has it.
-        rows = f"of {run.gain.rows:,} test rows"
-    reached = f"{title} {value} {rows}: {_describe_gain(run)}"
+        rows_text = f"of {run.gain.rows:,} test rows"
+    measure_text = f"{title} {value} {rows_text}: {_describe_gain(run)}"
     if "passives take part" not in run.config.method.exchange_facts:
-        return f"No party helped, the active trained alone. {reached}"
+        return f"No party helped, the active trained alone. {measure_text}"
     if outcome.help is not None and not outcome.help.is_in_use:
-        return f"Help was disabled, labelled rows did not let it in ({outcome.help}). {reached}"
+        return (
+            f"Help was disabled, labelled rows did not let it in ({outcome.help}). {measure_text}"
+        )
     if outcome.help is not None and outcome.help.is_averaged:
-        return f"Labelled rows leave help in doubt ({outcome.help}). {reached}"
-    return reached
+        return f"Labelled rows leave help in doubt ({outcome.help}). {measure_text}"
+    return measure_text
 
 
 def _describe_gain(run: "FinishedRun") -> str:
@@ -166,7 +170,7 @@ def _describe_gain(run: "FinishedRun") -> str:
     With DP-SGD no local model is measured: without its noise it would reveal training rows.
     """
     if run.config.dp_sgd is not None:
-        return f"the gain is not known; {LEFT_OUT}."
+        return f"the gain is not known; {OMITTED_FOR_DP_SGD}."
     if run.local_models is None:
         return "the gain is not known, since nobody measured what the active would do alone."
     if run.local_models.measure != run.outcome.measure:
@@ -174,20 +178,20 @@ def _describe_gain(run: "FinishedRun") -> str:
         return f"the gain is not known, since the active alone was measured by {measure_title}."
     gain = run.gain
     if gain is None:
-        return f"the gain over {run.local_models.best.title} is not known; {OTHER_ROWS}."
-    comparison = (
+        return f"the gain over {run.local_models.best.title} is not known; {DIFFERENT_TEST_ROWS}."
+    comparison_text = (
         f"over {gain.baseline}, the best of the active alone, on the same {gain.rows:,} rows"
     )
     if gain.low is None or gain.high is None:
-        return f"{gain.points} {comparison}, without an interval, which shows nothing yet."
-    gain_text = f"{gain.points} {comparison} (95 % over these rows: {gain.interval})"
+        return f"{gain.points} {comparison_text}, without an interval, which shows nothing yet."
+    gain_text = f"{gain.points} {comparison_text} (95 % over these rows: {gain.interval})"
     if gain.low > 0:
-        verdict = "better with help in this run; other seeds may differ"
+        conclusion = "better with help in this run; other seeds may differ"
     elif gain.high < 0:
-        verdict = "worse than alone in this run"
+        conclusion = "worse than alone in this run"
     else:
-        verdict = "no gain shown"
-    return f"{gain_text}; {verdict}."
+        conclusion = "no gain shown"
+    return f"{gain_text}; {conclusion}."
 
 
 def _describe_attacks(headlines: Iterable[Headline]) -> str:
@@ -196,17 +200,17 @@ def _describe_attacks(headlines: Iterable[Headline]) -> str:
 
     `headlines`: best attack, or the reason why none ran, one for each direction.
     """
-    ran = [headline for headline in headlines if headline.best_attack is not None]
-    if not ran:
+    attacked_headlines = [headline for headline in headlines if headline.best_attack is not None]
+    if not attacked_headlines:
         return "Not known: no attack ran."
-    parts = "; ".join(
+    attack_texts = "; ".join(
         f"{headline.direction.title} {words.format_difference(headline.advantage)}, "
         f"{_name_attack(headline)}"
-        for headline in ran
+        for headline in attacked_headlines
     )
-    if all(headline.state == "nothing found" for headline in ran):
-        return f"The attacks that ran found nothing, which proves no privacy: {parts}."
-    return f"Over what the same adversary guesses without the run: {parts}."
+    if all(headline.state == "nothing found" for headline in attacked_headlines):
+        return f"The attacks that ran found nothing, which proves no privacy: {attack_texts}."
+    return f"Over what the same adversary guesses without the run: {attack_texts}."
 
 
 def _name_attack(headline: Headline) -> str:
@@ -215,10 +219,10 @@ def _name_attack(headline: Headline) -> str:
 
     `headline` must be of a direction in which an attack ran.
     """
-    worst = headline.best_attack
-    assert worst is not None
-    metric = words.format_key(str(worst.metric))
-    return f"{metric} by {words.format_key(worst.attack)} ({worst.variant})"
+    best_attack = headline.best_attack
+    assert best_attack is not None
+    metric = words.format_key(str(best_attack.metric))
+    return f"{metric} by {words.format_key(best_attack.attack)} ({best_attack.variant})"
 
 
 def _describe_unattacked(headlines: Sequence[Headline]) -> str:
@@ -234,7 +238,7 @@ def _describe_unattacked(headlines: Sequence[Headline]) -> str:
     # Attacks on membership have a headline only if the run chose one; it is missing otherwise.
     if all(headline.direction.target != "membership" for headline in headlines):
         titles_by_reason.setdefault("no attack of this direction was chosen", []).append(
-            _MEMBERSHIP
+            _MEMBERSHIP_TITLE
         )
     if not titles_by_reason:
         return "Every direction of this run was attacked; attacks that nobody wrote stay unknown."
@@ -252,24 +256,28 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     """
     name = party.own.name
     role = str(party.roles[name])
-    promises = party.own.list_promises(party.config, role)
-    promise_text = "; ".join(
-        f"{promise.format_title(fixed=True)}: {promise.sentence}" for promise in promises
+    guarantees = party.own.list_promises(party.config, role)
+    guarantees_text = "; ".join(
+        f"{promise.format_title(fixed=True)}: {promise.sentence}" for promise in guarantees
     )
-    sent = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
+    sent_bytes = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
     headlines = make_headlines(party.attacks or ())
-    missing = [headline for headline in headlines if headline.best_attack is None]
+    unattacked_headlines = [headline for headline in headlines if headline.best_attack is None]
     if not headlines:
-        not_attacked = f"No attack was mounted on what {name} let out."
-    elif missing:
-        not_attacked = _list_notes(missing)
+        unattacked_text = f"No attack was mounted on what {name} let out."
+    elif unattacked_headlines:
+        unattacked_text = _list_notes(unattacked_headlines)
     else:
-        not_attacked = f"Nothing that this run chose to attack at {name} was left out."
+        unattacked_text = f"Nothing that this run chose to attack at {name} was left out."
     return (
-        VerdictLine(PROTECTED, f"{promise_text}. Cost: {words.format_size(sent)} sent."),
-        VerdictLine(HELP, f"Told in the report of {party.contract.active}; not seen from here."),
-        VerdictLine(READ, _describe_attacks(headlines)),
-        VerdictLine(NOT_ATTACKED, not_attacked),
+        VerdictLine(
+            PROTECTION_TITLE, f"{guarantees_text}. Cost: {words.format_size(sent_bytes)} sent."
+        ),
+        VerdictLine(
+            HELP_TITLE, f"Told in the report of {party.contract.active}; not seen from here."
+        ),
+        VerdictLine(ATTACKS_TITLE, _describe_attacks(headlines)),
+        VerdictLine(NOT_ATTACKED, unattacked_text),
     )
 
 
@@ -278,39 +286,45 @@ def _list_notes(headlines: Iterable[Headline]) -> str:
     return "; ".join(f"{headline.direction.title}: {headline.note}" for headline in headlines) + "."
 
 
-def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
+def describe_seeds(results: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     """Return the four lines of the verdict (summary in plain words) on a run under several seeds.
 
     They are on protection and its cost, on the gain of help by passives, on what attacks read, and
     on what was not attacked.
     """
-    config = several.config
-    summary = several.summary
-    figure = config.method.epsilon_name
-    largest = epsilon_words(summary.epsilon_of(config.method) or None)
+    config = results.config
+    summary = results.summary
+    epsilon_name = config.method.epsilon_name
+    largest_epsilon_text = epsilon_words(summary.epsilon_of(config.method) or None)
     if summary.gain is not None:
         gain_text = summary.gain.sentence
     elif config.dp_sgd is not None:
-        gain_text = f"Not known; {LEFT_OUT}."
+        gain_text = f"Not known; {OMITTED_FOR_DP_SGD}."
     else:
         gain_text = "Not known: what the active would do alone was not measured on the same rows."
-    read = [
-        f"{kind} {leak.clipped_advantage.format_text(form='+.3f')}, "
+    leak_texts = [
+        f"{kind} {leak.clipped_advantage.format_text(number_format='+.3f')}, "
         f"{words.format_key(leak.metric)} by {leak.name}"
         for kind, leak in summary.leakage.items()
     ]
-    missing = [f"{kind}: {reason}" for kind, reason in several.missing_attacks.items()]
+    unattacked_texts = [f"{kind}: {reason}" for kind, reason in results.missing_attacks.items()]
     return (
         VerdictLine(
-            PROTECTED,
-            f"{figure_title(figure)}: {largest}, the largest of {summary.seeds} seeds. "
+            PROTECTION_TITLE,
+            f"{figure_title(epsilon_name)}: {largest_epsilon_text}, the largest of "
+            f"{summary.seeds} seeds. "
             f"{_describe_sum(config)}Cost: {words.format_size(summary.wire_bytes)} sent a run.",
         ),
-        VerdictLine(HELP, gain_text),
-        VerdictLine(READ, f"{'; '.join(read)}." if read else "Not known: no attack ran."),
+        VerdictLine(HELP_TITLE, gain_text),
+        VerdictLine(
+            ATTACKS_TITLE,
+            f"{'; '.join(leak_texts)}." if leak_texts else "Not known: no attack ran.",
+        ),
         VerdictLine(
             NOT_ATTACKED,
-            f"{'; '.join(missing)}." if missing else "Every direction of this run was attacked.",
+            f"{'; '.join(unattacked_texts)}."
+            if unattacked_texts
+            else "Every direction of this run was attacked.",
         ),
     )
 
@@ -345,9 +359,9 @@ def describe_comparison(rows: Sequence[ComparedRow]) -> tuple[VerdictLine, ...]:
     on what was not attacked.
     """
     return (
-        VerdictLine(PROTECTED, _describe_epsilons(rows)),
-        VerdictLine(HELP, _describe_gains(rows)),
-        VerdictLine(READ, _describe_leaks(rows)),
+        VerdictLine(PROTECTION_TITLE, _describe_epsilons(rows)),
+        VerdictLine(HELP_TITLE, _describe_gains(rows)),
+        VerdictLine(ATTACKS_TITLE, _describe_leaks(rows)),
         VerdictLine(NOT_ATTACKED, _describe_unattacked_rows(rows)),
     )
 
@@ -357,23 +371,24 @@ def _describe_epsilons(rows: Sequence[ComparedRow]) -> str:
 
     They say how many rows have a finite epsilon, which send nothing, and which have no guarantee.
     """
-    bounded = sorted(
+    bounded_rows = sorted(
         (row for row in rows if 0 < row.epsilon < math.inf), key=lambda row: row.epsilon
     )
-    unsent = [row.name for row in rows if row.epsilon == 0]
-    unbounded = [row.name for row in rows if math.isinf(row.epsilon)]
-    names = ", ".join(f"{row.name} {row.epsilon:.3g}" for row in bounded[:_NAMES_SHOWN])
-    more_mark = ", ..." if len(bounded) > _NAMES_SHOWN else ""
+    unsent_names = [row.name for row in rows if row.epsilon == 0]
+    unbounded_names = [row.name for row in rows if math.isinf(row.epsilon)]
+    names = ", ".join(f"{row.name} {row.epsilon:.3g}" for row in bounded_rows[:_MAX_NAMES])
+    more_mark = ", ..." if len(bounded_rows) > _MAX_NAMES else ""
     names_note = f" ({names}{more_mark})" if names else ""
-    parts = [f"With a finite epsilon: {_format_count(len(bounded), len(rows))}{names_note}."]
-    if unsent:
-        parts.append(f"Nothing is sent by {_join_names(unsent)}.")
-    if unbounded:
-        parts.append(f"No guarantee: {_join_names(unbounded)}.")
-    sent = [row.wire_bytes for row in rows]
-    if sent:
+    parts = [f"With a finite epsilon: {_format_count(len(bounded_rows), len(rows))}{names_note}."]
+    if unsent_names:
+        parts.append(f"Nothing is sent by {_join_names(unsent_names)}.")
+    if unbounded_names:
+        parts.append(f"No guarantee: {_join_names(unbounded_names)}.")
+    wire_bytes = [row.wire_bytes for row in rows]
+    if wire_bytes:
         parts.append(
-            f"Cost: {words.format_size(min(sent))} to {words.format_size(max(sent))} sent a run."
+            f"Cost: {words.format_size(min(wire_bytes))} to {words.format_size(max(wire_bytes))} "
+            "sent a run."
         )
     return " ".join(parts)
 
@@ -384,24 +399,25 @@ def _describe_gains(rows: Sequence[ComparedRow]) -> str:
 
     A row counts if the 95 % interval of its gain excludes 0.
     """
-    gains = [(row.name, row.gain) for row in rows if row.gain is not None]
-    if not gains:
+    names_and_gains = [(row.name, row.gain) for row in rows if row.gain is not None]
+    if not names_and_gains:
         return "Not known: no line has a gain over what the active does alone."
-    comparison = "over the best of the active alone, on the same rows"
-    if all(math.isnan(gain.low) for _, gain in gains):
-        return f"One seed, which shows nothing yet: the gains {comparison} have no interval."
-    paid = [(name, gain) for name, gain in gains if gain.low > 0]
-    cost = [name for name, gain in gains if gain.high < 0]
-    parts = [f"Help paid {comparison} in {_format_count(len(paid), len(gains))}"]
-    if paid:
-        name, gain = max(paid, key=lambda item: item[1].mean)
+    comparison_text = "over the best of the active alone, on the same rows"
+    if all(math.isnan(gain.low) for _, gain in names_and_gains):
+        return f"One seed, which shows nothing yet: the gains {comparison_text} have no interval."
+    gains_above_zero = [(name, gain) for name, gain in names_and_gains if gain.low > 0]
+    names_below_zero = [name for name, gain in names_and_gains if gain.high < 0]
+    positive_count = _format_count(len(gains_above_zero), len(names_and_gains))
+    parts = [f"Help paid {comparison_text} in {positive_count}"]
+    if gains_above_zero:
+        name, gain = max(gains_above_zero, key=lambda item: item[1].mean)
         # Gains are differences of shares, so they lie in -1 to 1; the text is in points.
-        gain_text = gain.clip_ends(-1.0, 1.0).format_text(scale=100, form="+.1f")
+        gain_text = gain.clip_ends(-1.0, 1.0).format_text(scale=100, number_format="+.1f")
         parts[0] += f", most in {name}: {gain_text} points{_describe_correction(rows)}"
     parts[0] += "."
-    if cost:
-        parts.append(f"It cost in {_join_names(cost)}.")
-    if len(paid) + len(cost) < len(gains):
+    if names_below_zero:
+        parts.append(f"It cost in {_join_names(names_below_zero)}.")
+    if len(gains_above_zero) + len(names_below_zero) < len(names_and_gains):
         parts.append("The others show no gain.")
     return " ".join(parts)
 
@@ -411,11 +427,16 @@ def _describe_correction(rows: Sequence[ComparedRow]) -> str:
 
     The text is empty if some p-value is not known.
     """
-    gains = [(row.gain, row.p_holm) for row in rows if row.gain is not None]
-    if any(math.isnan(p) for _, p in gains):
+    gains_and_p_values = [(row.gain, row.p_holm) for row in rows if row.gain is not None]
+    if any(math.isnan(p) for _, p in gains_and_p_values):
         return ""
-    significant = sum(gain.mean > 0 and p < _SIGNIFICANCE_LEVEL for gain, p in gains)
-    return f"; after correction for all {len(gains)} (Holm) in {significant or 'none'}"
+    significant_count = sum(
+        gain.mean > 0 and p < _SIGNIFICANCE_LEVEL for gain, p in gains_and_p_values
+    )
+    return (
+        f"; after correction for all {len(gains_and_p_values)} (Holm) in "
+        f"{significant_count or 'none'}"
+    )
 
 
 def _describe_leaks(rows: Sequence[ComparedRow]) -> str:
@@ -425,14 +446,21 @@ def _describe_leaks(rows: Sequence[ComparedRow]) -> str:
     which the 95 % interval of the advantage is above 0.
     """
     parts = []
-    for kind in dict.fromkeys(kind for row in rows for kind in row.leaks):
-        leaks = [(row.name, row.leaks[kind]) for row in rows if kind in row.leaks]
-        name, highest = max(leaks, key=lambda item: item[1].mean)
-        above = sum(interval.low > 0 for _, interval in leaks)
+    for direction in dict.fromkeys(kind for row in rows for kind in row.leaks):
+        names_and_advantages = [
+            (row.name, row.leaks[direction]) for row in rows if direction in row.leaks
+        ]
+        name, highest_advantage = max(names_and_advantages, key=lambda item: item[1].mean)
+        above_zero_count = sum(interval.low > 0 for _, interval in names_and_advantages)
         count_note = (
-            "" if math.isnan(highest.low) else f", above 0 in {_format_count(above, len(leaks))}"
+            ""
+            if math.isnan(highest_advantage.low)
+            else f", above 0 in {_format_count(above_zero_count, len(names_and_advantages))}"
         )
-        parts.append(f"{kind}: at most {highest.format_text(form='+.3f')} ({name}){count_note}")
+        parts.append(
+            f"{direction}: at most {highest_advantage.format_text(number_format='+.3f')} "
+            f"({name}){count_note}"
+        )
     return f"{'; '.join(parts)}." if parts else "Not known: no attack ran."
 
 
@@ -441,28 +469,30 @@ def _describe_unattacked_rows(rows: Sequence[ComparedRow]) -> str:
 
     Each direction has its reason, and the rows of the table that it holds for.
     """
-    names_by_reason: dict[tuple[str, str], list[str]] = {}
+    names_by_direction_and_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for kind, reason in row.missing.items():
-            names_by_reason.setdefault((kind, reason), []).append(row.name)
-    if not names_by_reason:
+        for direction, reason in row.missing.items():
+            names_by_direction_and_reason.setdefault((direction, reason), []).append(row.name)
+    if not names_by_direction_and_reason:
         return "Every direction was attacked in every line."
     return (
         "; ".join(
             f"{kind}, {reason}: {_join_names(names)}"
-            for (kind, reason), names in names_by_reason.items()
+            for (kind, reason), names in names_by_direction_and_reason.items()
         )
         + "."
     )
 
 
-def _format_count(some: int, total: int) -> str:
+def _format_count(count: int, total: int) -> str:
     """Return a text such as "3 of 7 lines"."""
-    return f"{some} of {total} lines"
+    return f"{count} of {total} lines"
 
 
 def _join_names(names: Sequence[str]) -> str:
     """Return the first few distinct names, and how many more there are."""
-    unique = list(dict.fromkeys(names))
-    more = len(unique) - _NAMES_SHOWN
-    return ", ".join(unique[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    distinct_names = list(dict.fromkeys(names))
+    remaining_count = len(distinct_names) - _MAX_NAMES
+    return ", ".join(distinct_names[:_MAX_NAMES]) + (
+        f" and {remaining_count} more" if remaining_count > 0 else ""
+    )

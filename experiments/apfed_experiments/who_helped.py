@@ -12,22 +12,22 @@ from pathlib import Path
 from apfed_experiments.columns import (
     P_HOLM,
     Column,
-    Form,
+    Formatter,
     Table,
-    add_p_values,
-    make_form,
-    make_percent_form,
-    make_points_form,
+    add_gain_p_values,
+    make_formatter,
+    make_percent_formatter,
+    make_points_formatter,
 )
 from apfed_experiments.drawing import Picture, open_figure
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.study import Point, Results, load_seed_tables, run_points
+from apfed_experiments.study import Point, StudyMetrics, load_seed_tables, run_points
 from apfed_experiments.summary import Gain, Row, Summary, measure_difference
 from apfed_experiments.worth import (
-    AROUND_ZERO,
     CAPTION,
-    DEPENDS,
+    DEPENDENCE_NOTE,
+    ZERO_INTERVAL_NOTE,
     describe_cost,
     describe_worth,
     draw_worth,
@@ -40,7 +40,8 @@ from secure_apfed.runs.worth import check_leaving_out, leave_out, leave_out_sett
 from secure_apfed.settings.run import TranscriptSettings
 
 READING = (
-    f"{DEPENDS} {AROUND_ZERO} Means over the seeds with 95 % intervals, paired by seed, with the "
+    f"{DEPENDENCE_NOTE} {ZERO_INTERVAL_NOTE} Means over the seeds with 95 % intervals, paired by "
+    "seed, with the "
     "covariance by the people who test several seeds. p: adjusted for the number of passives "
     "(Holm). Sent more: bytes on all links that the run sends more because the passive takes part."
 )
@@ -52,19 +53,25 @@ def make_points(config: Config, folder: Path, passives: tuple[str, ...]) -> tupl
     The first has all passives, then there is one without each passive. No run is attacked or keeps
     a transcript. Points without a passive share the local models of the point with all.
     """
-    unattacked = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
-    joint = Point(config=config.model_copy(update=unattacked), folder=folder, figures_only=True)
-    points = (
+    unattacked_settings = {
+        "attacks": (),
+        "tradeoff": {},
+        "transcript": TranscriptSettings(keep="none"),
+    }
+    joint_point = Point(
+        config=config.model_copy(update=unattacked_settings), folder=folder, figures_only=True
+    )
+    points_without = (
         Point(
             config=leave_out_settings(config, passive),
             folder=folder,
             figures_only=True,
-            baseline_config=joint.config,
+            baseline_config=joint_point.config,
             tables=partial(_load_tables_without, config, passive),
         )
         for passive in passives
     )
-    return (joint, *points)
+    return (joint_point, *points_without)
 
 
 def _load_tables_without(config: Config, passive: str, seed: int) -> VerticalData:
@@ -73,56 +80,58 @@ def _load_tables_without(config: Config, passive: str, seed: int) -> VerticalDat
 
 
 def declare_study(
-    config: Config, folder: Path, *, seeds: int, baselines: bool = True
-) -> Study[Results]:
+    config: Config, folder: Path, *, seed_count: int, should_measure_baselines: bool = True
+) -> Study[StudyMetrics]:
     """Return the study of each passive's worth in a run: what the model loses without the passive.
 
-    Its table has a row for each passive, then, with `baselines`, one for all passives over the best
-    local model.
+    Its table has a row for each passive, then, with `should_measure_baselines`, one for all
+    passives over the best local model.
 
-    `folder`: folder of the study. `seeds`: number of seeds, from `config.seed` on. `baselines`:
-    whether local models are measured.
+    `folder`: folder of the study. `seed_count`: number of seeds, from `config.seed` on.
+    `should_measure_baselines`: whether local models are measured.
 
     Raises ConfigError: no passive can be left out (`check_leaving_out`).
     """
     passives = tuple(table.name for table in load_data(config.data, seed=config.seed).passives)
     check_leaving_out(config, passives)
     points = make_points(config, folder, passives)
-    every_seed = range(config.seed, config.seed + seeds)
+    seeds = range(config.seed, config.seed + seed_count)
 
-    def compare(results: Results) -> list[Part]:
+    def compare(results: StudyMetrics) -> list[Part]:
         """Return the table and picture of every passive's worth."""
-        rows = _compare_points(points, passives, results, seeds=seeds)
+        rows = _compare_points(points, passives, results, seed_count=seed_count)
         measure = MEASURES[config.measure]
         picture = _draw_picture(folder / "who-helped.png", rows[: len(passives)], measure)
-        joint = Summary.from_rows(results.select_rows(points[0]))
-        reached = _make_measure_form(measure)(joint.accuracy)
+        joint_summary = Summary.from_rows(results.select_rows(points[0]))
+        joint_measure_text = _make_measure_formatter(measure)(joint_summary.accuracy)
         title = f"{config.name}: what each passive's help was worth"
         table = Table(_make_columns(measure), rows, title)
-        notes = [f"With all passives: {measure.title} {reached}."]
+        notes = [f"With all passives: {measure.title} {joint_measure_text}."]
         return [Part(name="who-helped", table=table, pictures=[picture], notes=notes)]
 
     return Study(
         title=f"Who helped: {config.name}",
         reading=f"{READING} {describe_cost(config, len(passives))}",
         folder=folder,
-        measure=partial(run_points, points, every_seed, local_models=baselines),
+        measure=partial(
+            run_points, points, seeds, should_measure_baselines=should_measure_baselines
+        ),
         compare=compare,
     )
 
 
 def _compare_points(
-    points: Sequence[Point], passives: Sequence[str], results: Results, *, seeds: int
+    points: Sequence[Point], passives: Sequence[str], results: StudyMetrics, *, seed_count: int
 ) -> list[Row]:
     """Return a row for each passive, then one for all of them if local models were measured.
 
     `points`: the point (settings) with all passives, then one without each of `passives`, in their
-    order. `seeds`: number of seeds.
+    order. `seed_count`: number of seeds.
     """
     joint_point, *points_without = points
-    joint = results.select_rows(joint_point)
-    joint_bytes = Summary.from_rows(joint).wire_bytes
-    common = {"seeds": seeds, "measure": joint_point.config.measure}
+    joint_runs = results.select_rows(joint_point)
+    joint_bytes = Summary.from_rows(joint_runs).wire_bytes
+    common_columns = {"seeds": seed_count, "measure": joint_point.config.measure}
     rows: list[Row] = []
     for passive, point in zip(passives, points_without, strict=True):
         runs_without = results.select_rows(point)
@@ -130,20 +139,20 @@ def _compare_points(
         rows.append(
             {
                 "passive": passive,
-                **common,
+                **common_columns,
                 "reached": summary.accuracy,
-                "gain": measure_difference(joint, runs_without),
+                "gain": measure_difference(joint_runs, runs_without),
                 "wire_bytes": joint_bytes - summary.wire_bytes,
             }
         )
     # p-values are adjusted for the number of passives only, before the row of all is added.
-    add_p_values(rows, seeds)
-    gain = Gain.from_rows(joint)
+    add_gain_p_values(rows, seed_count)
+    gain = Gain.from_rows(joint_runs)
     if gain is not None:
         rows.append(
             {
                 "passive": f"all {len(passives)}, over the best local model ({gain.baseline})",
-                **common,
+                **common_columns,
                 "reached": gain.local_score,
                 "gain": gain.over_chosen,
                 "wire_bytes": joint_bytes,
@@ -154,15 +163,15 @@ def _compare_points(
     return rows
 
 
-def _make_measure_form(measure: Measure) -> Form:
+def _make_measure_formatter(measure: Measure) -> Formatter:
     """Return a function that formats a value of this measure, or its interval."""
-    return make_percent_form() if measure.is_share else make_form(".3f")
+    return make_percent_formatter() if measure.is_share else make_formatter(".3f")
 
 
 def _make_columns(measure: Measure) -> tuple[Column, ...]:
     """Return the columns of the table; exported numbers are in the measure's own unit."""
     unit = "points" if measure.is_share else measure.title
-    difference = make_points_form() if measure.is_share else make_form("+.3f")
+    format_difference = make_points_formatter() if measure.is_share else make_formatter("+.3f")
     return (
         Column(name="passive", title="without"),
         Column(name="seeds"),
@@ -170,12 +179,12 @@ def _make_columns(measure: Measure) -> tuple[Column, ...]:
         Column(
             name="reached",
             title=f"{measure.title} %" if measure.is_share else measure.title,
-            form=_make_measure_form(measure),
+            form=_make_measure_formatter(measure),
         ),
         Column(
             name="gain",
             title=f"worth, {unit}",
-            form=difference,
+            form=format_difference,
             missing="measured on other test rows",
             keys=("worth", "low", "high"),
         ),

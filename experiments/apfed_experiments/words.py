@@ -7,13 +7,17 @@ from typing import Any
 
 from apfed_attacks.interface import AttackResult
 
-_SHORT = re.compile(r"e(-?)[+]?0*")
+_EXPONENT_PADDING = re.compile(r"e(-?)[+]?0*")
 _SIZE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def format_number(value: float, digits: int = 3) -> str:
-    """Return a number with `digits` significant digits, and infinity as its sign."""
-    return "\u221e" if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
+def format_number(value: float, significant_digits: int = 3) -> str:
+    """Return a number with `significant_digits` significant digits, and infinity as its sign."""
+    return (
+        "\u221e"
+        if math.isinf(value)
+        else _EXPONENT_PADDING.sub(r"e\1", f"{value:.{significant_digits}g}")
+    )
 
 
 def format_count(value: int) -> str:
@@ -45,11 +49,11 @@ def format_duration(seconds: float) -> str:
     """Return seconds as 0.5 s, 42 s, 3 min 20 s or 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f}\u202fs"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if not minutes:
-        return f"{rest}\u202fs"
+        return f"{remainder}\u202fs"
     if minutes < 60:
-        return f"{minutes}\u202fmin {rest}\u202fs"
+        return f"{minutes}\u202fmin {remainder}\u202fs"
     return f"{minutes // 60}\u202fh {minutes % 60}\u202fmin"
 
 
@@ -71,7 +75,7 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def attack_title(result: AttackResult) -> str:
+def title_attack(result: AttackResult) -> str:
     """Return what an attack reads, of whom, and its name."""
     victim = f" of {result.victim}" if result.victim else ""
     return f"{result.target}{victim} by {format_key(result.attack)}"

@@ -80,23 +80,25 @@ def pause_collection() -> Iterator[None]:
     For blocks that import modules, whose objects never become garbage: searching them only takes
     time.
     """
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
 @contextmanager
-def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(value_by_variable: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables in the block, except those that the user has set."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
+    added_variables = {
+        name: value for name, value in value_by_variable.items() if name not in os.environ
+    }
+    os.environ.update(added_variables)
     try:
         yield
     finally:
-        for name in added:
+        for name in added_variables:
             del os.environ[name]

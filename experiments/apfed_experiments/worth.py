@@ -16,19 +16,19 @@ from secure_apfed.settings.run import RunSettings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DEPENDS = (
+DEPENDENCE_NOTE = (
     "A worth is what the model loses where this passive alone is left out, and it depends on who "
     "else takes part: of two passives that tell the same each is worth nothing while the other "
     "stays. Worths do not add up to what all are worth; they are no Shapley values."
 )
-AROUND_ZERO = (
+ZERO_INTERVAL_NOTE = (
     "An interval that holds 0 shows nothing: neither that the passive helped nor that it did not."
 )
 CAPTION = (
     "What the model loses without each passive, with 95 % intervals; right of the dotted line the "
     "passive helped. Beside it what the run sends more because this passive takes part."
 )
-HEADER = ("left out", "without it", "worth", "which shows", "sent more with it")
+WORTH_HEADER = ("left out", "without it", "worth", "which shows", "sent more with it")
 # Inches of a passive's row, of what stands around rows, and of both panels.
 _ROW_INCHES = 0.33
 _MARGIN_INCHES = 1.0
@@ -66,13 +66,15 @@ def format_worth(measure: Measure, interval: Interval | None) -> str:
     if interval is None:
         return "not known: measured on other test rows"
     if measure.is_share:
-        return f"{interval.clip_ends(-1.0, 1.0).format_text(scale=100, form='+.1f')} points"
-    return interval.format_text(form="+.3f")
+        return (
+            f"{interval.clip_ends(-1.0, 1.0).format_text(scale=100, number_format='+.1f')} points"
+        )
+    return interval.format_text(number_format="+.3f")
 
 
 def list_worth_rows(who_helped: WhoHelped) -> list[tuple[str, str, str, str, str]]:
-    """Return the texts under `HEADER` for each passive of one run: name, measure without it, worth,
-    what its interval shows, and the bytes that the run sends more with it.
+    """Return the texts under `WORTH_HEADER` for each passive of one run: name, measure without it,
+    worth, what its interval shows, and the bytes that the run sends more with it.
     """
     measure = MEASURES[who_helped.measure]
     rows = []
@@ -95,7 +97,7 @@ def format_byte_difference(difference: float) -> str:
     return f"{'-' if difference < 0 else '+'}{words.format_size(abs(difference))}"
 
 
-def describe_interval(who_helped: WhoHelped) -> str:
+def describe_interval_coverage(who_helped: WhoHelped) -> str:
     """Return sentences on what the intervals in one run's report cover, and what they do not."""
     seeds_text = (
         "All trainings begin with the same initial weights (party_seeds: shared_for_comparison)."
@@ -111,16 +113,18 @@ def describe_interval(who_helped: WhoHelped) -> str:
     )
 
 
-def describe_cost(config: RunSettings, passives: int) -> str:
+def describe_cost(config: RunSettings, passive_count: int) -> str:
     """Return sentences on what it costs, in epsilon and in leakage, to measure each passive's worth
     between organisations.
 
-    There, every training without one passive is a session of its own. `passives`: number of
+    There, every training without one passive is a session of its own. `passive_count`: number of
     passives.
     """
     cost_text = (
-        f"Between organisations these were {passives} further sessions: each passive's account is "
-        f"charged {passives} times in all, the active's {passives + 1} times, and epsilons add up."
+        f"Between organisations these were {passive_count} further sessions: each passive's "
+        "account is "
+        f"charged {passive_count} times in all, the active's {passive_count + 1} times, and "
+        "epsilons add up."
     )
     method_facts = config.method.exchange_facts
     if not {"contributions are summed", "votes of encrypted labels are summed"} & method_facts:
@@ -134,8 +138,8 @@ def describe_cost(config: RunSettings, passives: int) -> str:
 
 def draw_worth(
     figure: "Figure",
-    names: Sequence[str],
-    worths: Sequence[Interval | None],
+    passive_names: Sequence[str],
+    worth_intervals: Sequence[Interval | None],
     wire_bytes: Sequence[float],
     *,
     measure: Measure,
@@ -144,38 +148,39 @@ def draw_worth(
 
     Args:
         figure: figure with matplotlib's constrained layout; its size is set here.
-        names: names of the passives.
-        worths: worth of each passive in the unit of the measure; None: not known, and not drawn.
+        passive_names: names of the passives.
+        worth_intervals: worth of each passive in the unit of the measure; None: not known, and not
+            drawn.
         wire_bytes: number of bytes that the run sends more because each passive takes part.
         measure: measure whose loss without a passive is the worth.
     """
-    from apfed_experiments.drawing import OTHER, OURS, estimate_text_inches, name_rows
+    from apfed_experiments.drawing import OTHER_COLOUR, OUR_COLOUR, estimate_text_inches, name_rows
 
-    width = estimate_text_inches(names) + _WORTH_PANEL_INCHES + _BYTES_PANEL_INCHES
-    figure.set_size_inches(width, _MARGIN_INCHES + _ROW_INCHES * len(names))
+    width = estimate_text_inches(passive_names) + _WORTH_PANEL_INCHES + _BYTES_PANEL_INCHES
+    figure.set_size_inches(width, _MARGIN_INCHES + _ROW_INCHES * len(passive_names))
     ratios = (_WORTH_PANEL_INCHES, _BYTES_PANEL_INCHES)
     worth_axes, bytes_axes = figure.subplots(1, 2, sharey=True, width_ratios=ratios)
     scale = 100 if measure.is_share else 1
-    heights = [-row for row in range(len(names))]
-    for height, worth in zip(heights, worths, strict=True):
-        if worth is None:
+    heights = [-row for row in range(len(passive_names))]
+    for height, worth_interval in zip(heights, worth_intervals, strict=True):
+        if worth_interval is None:
             continue
-        excludes_zero = worth.low > 0 or worth.high < 0  # such dots are filled
+        is_zero_excluded = worth_interval.low > 0 or worth_interval.high < 0  # such dots are filled
         worth_axes.errorbar(
-            scale * worth.mean,
+            scale * worth_interval.mean,
             height,
-            xerr=worth.compute_error_bars(scale),
+            xerr=worth_interval.compute_error_bars(scale),
             fmt="o",
-            color=OURS,
-            markerfacecolor=OURS if excludes_zero else "white",
+            color=OUR_COLOUR,
+            markerfacecolor=OUR_COLOUR if is_zero_excluded else "white",
             capsize=2.5,
         )
-    worth_axes.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
+    worth_axes.axvline(0, color=OTHER_COLOUR, linestyle=":", linewidth=1.2)
     unit = f"points of {measure.title}" if measure.is_share else measure.title
     worth_axes.set(title="Lost without it", xlabel=unit)
-    bytes_axes.barh(heights, [size / 1e6 for size in wire_bytes], height=0.45, color=OTHER)
+    bytes_axes.barh(heights, [size / 1e6 for size in wire_bytes], height=0.45, color=OTHER_COLOUR)
     bytes_axes.set(title="Sent more with it", xlabel="MB")
-    name_rows(worth_axes, names)
-    worth_axes.set_ylim(-len(names) + 0.4, 0.6)
+    name_rows(worth_axes, passive_names)
+    worth_axes.set_ylim(-len(passive_names) + 0.4, 0.6)
     bytes_axes.tick_params(left=False)
     bytes_axes.grid(visible=False, axis="y")

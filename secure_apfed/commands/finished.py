@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.baselines import BaselinesRecord
     from apfed_experiments.finished import FinishedRun
-    from apfed_experiments.runner import Answer, Study
+    from apfed_experiments.runner import Study, StudyResults
     from secure_apfed.config import AttackChoice, Config
     from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.runs.folder import RunFolder as Files
@@ -313,17 +313,17 @@ def measure_local_models(
     not fit into memory. A note says why, unless `quiet`.
     """
     from apfed_experiments.baselines import (
-        LEFT_OUT,
-        NOT_IN_MEMORY,
+        OMITTED_FOR_DP_SGD,
+        OMITTED_FOR_LAZY_ROWS,
         has_baselines,
         measure_run_baselines,
     )
 
     assert result.folder is not None
     if not quiet and config.dp_sgd is not None:
-        terminal.show_note(LEFT_OUT)
+        terminal.show_note(OMITTED_FOR_DP_SGD)
     elif not quiet and result.trained is not None and not has_baselines(result.trained):
-        terminal.show_note(NOT_IN_MEMORY)
+        terminal.show_note(OMITTED_FOR_LAZY_ROWS)
     elif not quiet and result.trained is not None:
         terminal.show_note("measuring what the active would do alone")
     return measure_run_baselines(config, result.folder, result.trained)
@@ -381,12 +381,12 @@ def _list_score_rows(
     Variants are ways to predict, such as locally or jointly. `finished`: the run as its folder
     stores it.
     """
-    from apfed_experiments.variants import describe_tested_rows, title_variant
+    from apfed_experiments.variants import describe_tested_rows, title_inference
     from secure_apfed.measures.table import ACCURACY, MEASURES
     from secure_apfed.runs.outcome import measure_text
 
     measure = MEASURES[result.measure]
-    titles = {name: title_variant(config.method, name) for name in result.accuracy}
+    titles = {name: title_inference(config.method, name) for name in result.accuracy}
     tested = {
         name: describe_tested_rows(config, finished.outcome, name) for name in result.accuracy
     }
@@ -443,7 +443,7 @@ def _list_gain_rows(
     A passive's worth is what the measure loses in a training without it. `finished`: the run as its
     folder stores it. `local_models`: measures of the active's local models; None: not measured.
     """
-    from apfed_experiments.worth import AROUND_ZERO, DEPENDS, list_worth_rows
+    from apfed_experiments.worth import DEPENDENCE_NOTE, ZERO_INTERVAL_NOTE, list_worth_rows
 
     if local_models is not None:
         yield "best local model", local_models.describe_best()
@@ -452,7 +452,7 @@ def _list_gain_rows(
         for passive, _, worth, interpretation, _ in list_worth_rows(finished.who_helped):
             text = f"{worth}: {interpretation}" if interpretation else worth
             yield f"worth of {passive}", text
-        yield "how to read a worth", f"{DEPENDS} {AROUND_ZERO}"
+        yield "how to read a worth", f"{DEPENDENCE_NOTE} {ZERO_INTERVAL_NOTE}"
     if result.help is not None:
         yield "votes", str(result.help)
 
@@ -691,7 +691,7 @@ def _parse_attack_options(options: Sequence[str]) -> dict[str, dict[str, object]
     return options_by_attack
 
 
-def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
+def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "StudyResults":
     """Run the parts of a study that its folder does not hold yet, and return its result.
 
     Unless `quiet`, print a first result as soon as possible, if the study has one. At the end print
@@ -717,7 +717,7 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
             terminal.show_note(note)
         if part.lines:
             terminal.show_rows(f"\nVerdict on {part.table.title}", ("", ""), part.lines)
-    for note in (study.reading, *runner.list_failures(answer.failures)):
+    for note in (study.reading, *runner.describe_failures(answer.failures)):
         if note:
             terminal.show_note(note)
     if answer.page is not None:
@@ -725,7 +725,7 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
     return answer
 
 
-def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
+def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "StudyResults | None":
     """Run the trade-off study (accuracy against leakage) that a run's `tradeoff` section asks for.
 
     `folder`: folder of the study. Returns the study's result; None if there is no such section.

@@ -499,7 +499,9 @@ def _show_proposal(
 
     links = _forecast_links(proposal, config, own_shape)
     # `apart`: each party runs in a process of its own.
-    facts = RunFacts.from_settings(config, passives=len(proposal.list_names("passive")), apart=True)
+    facts = RunFacts.from_settings(
+        config, passive_count=len(proposal.list_names("passive")), is_in_separate_processes=True
+    )
     request = dict(_describe_request(proposal, config, party, own_shape, links))
     by_others = f"What others learn about {party}"
     by_party = f"What {party} learns"

@@ -119,10 +119,10 @@ def sums(
     """Measure what each party of APFed can read, by secure sum and guard."""
     _check_names([base], BASES)
     with _start_workers():
-        from apfed_experiments.study import base_config
+        from apfed_experiments.study import load_base_config
         from apfed_experiments.sum_by_guard import declare_study
 
-    study = declare_study(base_config(base), output, seeds=range(seeds))
+    study = declare_study(load_base_config(base), output, seeds=range(seeds))
     _run_study(study, jobs, as_json=as_json)
 
 
@@ -151,10 +151,10 @@ def gains(
 
     known_cases = gains_study.CASES if tables is None else gains_study.list_own_cases(tables)
     # The quick version takes three of the built-in cases, and all cases of one's own tables.
-    default_patterns = gains_study.QUICK if quick and tables is None else ("*",)
+    default_patterns = gains_study.QUICK_CASES if quick and tables is None else ("*",)
     cases = gains_study.select_cases(only or default_patterns, known_cases)
-    default_seeds = gains_study.QUICK_SEEDS if quick else gains_study.SEEDS
-    study = gains_study.declare_study(output, cases, seeds=seeds or default_seeds)
+    default_seeds = gains_study.QUICK_SEED_COUNT if quick else gains_study.SEED_COUNT
+    study = gains_study.declare_study(output, cases, seed_count=seeds or default_seeds)
     _run_study(study, jobs, as_json=as_json)
 
 
@@ -182,7 +182,7 @@ def measure_passives(
         from apfed_experiments.who_helped import declare_study
 
     folder = output or Path("runs", f"{config.name}-who-helped")
-    study = declare_study(config, folder, seeds=seeds, baselines=baselines)
+    study = declare_study(config, folder, seed_count=seeds, should_measure_baselines=baselines)
     _run_study(study, jobs, as_json=as_json)
 
 
@@ -246,7 +246,7 @@ def audit(
 
     study = declare_study(
         output,
-        retrainings=1000 if quick else retrainings,
+        retraining_count=1000 if quick else retrainings,
         seed=seed,
         device=find_device(device),
     )
@@ -305,7 +305,7 @@ def table(
     from apfed_experiments.tables.table import declare_study
 
     folder = output or Path("runs", "tables", name)
-    study = declare_study(find_table(name), folder, full=full, minutes=minutes)
+    study = declare_study(find_table(name), folder, is_full=full, max_minutes=minutes)
     _run_study(study, jobs, as_json=as_json)
 
 

@@ -105,7 +105,7 @@ _TOLD: Mapping[tuple[Kind, Role], str] = {
 def list_directions_of_rules(method: str) -> set[str]:
     """The directions in which the tables of who learns what say that something is read."""
     config = small_config(method)
-    facts = RunFacts.from_settings(config, passives=2, apart=False)
+    facts = RunFacts.from_settings(config, passive_count=2, is_in_separate_processes=False)
     found = set()
     for rule in RULES:
         kind = _TOLD.get((rule.kind, rule.receiver or Role.DEALER))

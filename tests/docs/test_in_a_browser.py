@@ -14,7 +14,7 @@ import pytest
 from apfed_experiments.columns import Column, Table
 from apfed_experiments.drawing import Picture, open_figure
 from apfed_experiments.report import write_report
-from apfed_experiments.report.page import Part, write_comparison, write_runs_page
+from apfed_experiments.report.page import Part, write_runs_page, write_study_page
 from apfed_experiments.run_list import list_runs
 from tests.docs.pages import built_site
 from tests.experiments.run_folder import attack_result, config_of, write_run
@@ -96,7 +96,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     columns = [Column(name=name, title=name) for name in header]
     table = Table(columns, [dict(zip(header, cells, strict=True))])
     part = Part(name="leaderboard", table=table, pictures=[picture])
-    write_comparison(runs / "index.html", title="Study", reading="", parts=[part])
+    write_study_page(runs / "index.html", title="Study", reading_guide="", parts=[part])
     return {
         "study": runs / "index.html",
         "report": report,

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from apfed_experiments.audit.bounds import bound_epsilon_by_scores, collect_evidence
 from apfed_experiments.audit.release import (
     Audit,
-    Release,
+    ReleaseFunction,
     audit_release,
     bound_epsilon_by_guesses,
     bound_mu_by_guesses,
@@ -35,15 +35,15 @@ def guard_for(epsilon: float, releases: int) -> GaussianGuard:
     return GaussianGuard(clip=CLIP, sigma=sigma, key=KEY)
 
 
-def release_with(guard: GaussianGuard) -> Release:
+def release_with(guard: GaussianGuard) -> ReleaseFunction:
     return lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows)
 
 
-def audit(release: Release, releases: int) -> Audit:
-    return audit_release(release, releases=releases, delta=DELTA, seed=7)
+def audit(release: ReleaseFunction, releases: int) -> Audit:
+    return audit_release(release, release_count=releases, delta=DELTA, seed=7)
 
 
-BUGS: dict[str, Callable[[GaussianGuard], Release]] = {
+BUGS: dict[str, Callable[[GaussianGuard], ReleaseFunction]] = {
     "too little noise": lambda guard: release_with(
         GaussianGuard(clip=CLIP, sigma=guard.sigma * 2 / 3, key=KEY)
     ),
@@ -149,7 +149,11 @@ def test_more_right_guesses_contradict_more() -> None:
 def test_numbers_out_of_range_are_refused(guesses: int, releases: int) -> None:
     with pytest.raises(LocalProtocolError, match=f"got {guesses} guesses and {releases} releases"):
         audit_release(
-            lambda h, step, rows: h, releases=releases, delta=DELTA, seed=0, guesses=guesses
+            lambda h, step, rows: h,
+            release_count=releases,
+            delta=DELTA,
+            seed=0,
+            guess_count=guesses,
         )
 
 

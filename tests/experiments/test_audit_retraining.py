@@ -167,7 +167,14 @@ def test_a_retraining_is_what_the_parties_do() -> None:
     modules = {name: module.double() for name, module in modules.items()}
     seen: list[Step] = []
     quiet = replace(SHORT, sigma=0.0, gradient_sigma=0.0)
-    runs = Retrainings(task, quiet, modules=modules, objective=objective.double(), count=2, seed=0)
+    runs = Retrainings(
+        task,
+        quiet,
+        active_modules=modules,
+        passive_objective=objective.double(),
+        retraining_count=2,
+        seed=0,
+    )
     runs.run_training(seen.append)
     clipped = 0
     for step in seen:
@@ -194,7 +201,13 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
     task = make_task(EVERYTHING, epochs=1)
     modules, objective = make_networks()
     runs = Retrainings(
-        task, SHORT, modules=modules, objective=objective, count=4, seed=0, paired=True
+        task,
+        SHORT,
+        active_modules=modules,
+        passive_objective=objective,
+        retraining_count=4,
+        seed=0,
+        has_paired_noise=True,
     )
     steps: list[Step] = []
     runs.run_training(steps.append)
@@ -216,7 +229,7 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> None:
-    study = declare_study(tmp_path, retrainings=400, device=torch.device("cpu"))
+    study = declare_study(tmp_path, retraining_count=400, device=torch.device("cpu"))
     trainings, votes = run_study(study).tables
     assert [row["exceeded"] for row in votes.rows] == [row["expected"] for row in votes.rows]
     assert [row["exceeded"] for row in trainings.rows] == [True, False, False]
@@ -227,10 +240,10 @@ def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> Non
 
 
 def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retraining, "_MAX_TOGETHER", 100)
+    monkeypatch.setattr(retraining, "_MAX_PARALLEL_RETRAININGS", 100)
     monkeypatch.setattr(retraining, "make_task", lambda case: make_task(case, epochs=1))
     result = measure_case(
-        EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu")
+        EVERYTHING, retraining_count=250, seed=0, level=LEVEL, device=torch.device("cpu")
     )
     # Three parts of 82 or 83, of which each has two worlds of the same size.
     assert result.figures["retrainings"] == 246

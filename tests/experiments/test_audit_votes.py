@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_experiments.audit.bounds import DELTA, Result
+from apfed_experiments.audit.bounds import DELTA, AuditResult
 from apfed_experiments.audit.votes import (
     VOTE_CASES,
     NoisySum,
@@ -33,12 +33,12 @@ Scores = Callable[[int, int, int], Floats]
 LEVEL = 0.005
 
 
-def audit_case(name: str, **planted: Any) -> Result:
+def audit_case(name: str, **planted: Any) -> AuditResult:
     """One case, or the same claim with something planted in what is played."""
     case = replace(VOTE_CASES[name], **planted)
     # Labelling takes a millisecond a run; what is answered for at once takes nothing.
     runs = 500 if name.startswith("private") else 4000
-    return measure_vote_case(case, runs=runs, seed=7, level=LEVEL)
+    return measure_vote_case(case, run_count=runs, seed=7, level=LEVEL)
 
 
 @pytest.mark.sampled(every=5)
@@ -112,7 +112,7 @@ def make_answers_score(labeller: labellers.Labeller, tables: TwoTables) -> Score
 
 
 # What is planted in the long person is the missing clip, not the person, who passes below.
-UNLABELLED, LABELLED = (make_people_on_a_line(labelled=labelled) for labelled in (False, True))
+UNLABELLED, LABELLED = (make_people_on_a_line(has_label=labelled) for labelled in (False, True))
 PERSON = make_labelled_person()
 PLANTED: dict[str, tuple[str, Scores]] = {
     "randomised response that keeps the truth too often": (

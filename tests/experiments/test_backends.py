@@ -13,7 +13,7 @@ import pytest
 from joblib.parallel import get_active_backend
 
 from apfed_experiments.backends import use_backend
-from apfed_experiments.study import Point, base_config, run_points, run_tasks
+from apfed_experiments.study import Point, load_base_config, run_points, run_tasks
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import method_settings
@@ -21,7 +21,7 @@ from secure_apfed.settings.privacy import GuardSettings
 
 
 def small() -> Config:
-    base = base_config("all-labels-breast-cancer")
+    base = load_base_config("all-labels-breast-cancer")
     train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2})
     said = {"train": train, "method": method_settings("apfed_c"), "attacks": ()}
     return base.model_copy(update={**said, "guard": GuardSettings(mechanism="none")})
@@ -132,7 +132,9 @@ class TestClusters:
         for where in ("loky", cluster):
             point = Point(config=small(), folder=tmp_path / where, figures_only=True)
             with use_backend(where):
-                tables[where] = run_points([point], range(3), jobs=2, local_models=True).table
+                tables[where] = run_points(
+                    [point], range(3), jobs=2, should_measure_baselines=True
+                ).table
         drop = ["influence"]
         pd.testing.assert_frame_equal(
             tables["loky"].drop(columns=drop), tables[cluster].drop(columns=drop)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from apfed_experiments import gains, main_job
-from apfed_experiments.columns import Column, make_percent_form, make_plain_table
+from apfed_experiments.columns import Column, make_percent_formatter, make_plain_table
 from apfed_experiments.several import _format_interval
 from apfed_experiments.summary import Interval, Leakage, clip_difference
 from apfed_experiments.tables.table import PaperTable, _clip_limits
-from apfed_experiments.tradeoff import _EPSILON_X
+from apfed_experiments.tradeoff import _EPSILON_X_COLUMN
 from secure_apfed.measures.table import MEASURES, Measure, Scored, list_measure_names
 
 ENDS = re.compile(r"\[([^,]*), ([^\]]*)\]|(\S+) to (\S+)")
@@ -67,7 +67,7 @@ def scale_of(measure: Measure) -> int:
 
 # By table, how it writes an interval that is too wide, and the ends that it may show.
 SHOWN: dict[str, tuple[Callable[[], str], float, float]] = {
-    "accuracies of studies": (partial(make_percent_form(), WIDE), 0.0, 100.0),
+    "accuracies of studies": (partial(make_percent_formatter(), WIDE), 0.0, 100.0),
     "accuracies of the main job": (partial(column_of("accuracy").form, WIDE), 0.0, 100.0),
     "gains of the main job": (partial(column_of("gain").form, WIDE), -100.0, 100.0),
     "labels read in the main job": (partial(column_of("labels").form, WIDE), -1.0, 1.0),
@@ -109,7 +109,7 @@ def test_what_has_no_bounds_keeps_its_interval() -> None:
 
 
 def test_an_interval_within_its_bounds_stays_as_it_is() -> None:
-    assert make_percent_form()(Interval(0.478, 0.399, 0.556)) == "47.8 [39.9, 55.6]"
+    assert make_percent_formatter()(Interval(0.478, 0.399, 0.556)) == "47.8 [39.9, 55.6]"
 
 
 def draw_scored_rows(task: str, draw: np.random.Generator) -> Scored:
@@ -136,7 +136,7 @@ def test_the_bounds_of_a_measure_hold(measure: Measure) -> None:
 EPSILON_COLUMNS: dict[str, Column] = {
     "main job": next(one for one in main_job.COLUMNS if one.name == "epsilon"),
     "gains": next(one for one in gains.COLUMNS if one.name == "epsilon"),
-    "trade-off": _EPSILON_X,
+    "trade-off": _EPSILON_X_COLUMN,
 }
 WORDS = [(0.0, "nothing is sent"), (math.inf, "no guarantee"), (4.0, "4")]
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from apfed_experiments.summary import Interval, estimate_covariance
+from apfed_experiments.summary import Interval, estimate_seed_covariance
 from secure_apfed.measures.intervals import estimate_gain
 from secure_apfed.measures.table import ACCURACY, Scored
 
@@ -85,8 +85,10 @@ def coverage(people_N: int, labelled: int | None, own_size: int) -> float:
         x, y = people(rng, people_N)
         gains = [measure_gains(rng, x, y, n, own_size) for _ in range(SEEDS)]
         means = [float(of.mean()) for of in gains]
-        common = estimate_covariance([of - mean for of, mean in zip(gains, means, strict=True)])
-        interval = Interval.from_values(means, common=common)
+        common = estimate_seed_covariance(
+            [of - mean for of, mean in zip(gains, means, strict=True)]
+        )
+        interval = Interval.from_values(means, seed_covariance=common)
         held += interval.low <= truth <= interval.high
     return held / TABLES
 
@@ -179,7 +181,7 @@ def measure_coverage(people_N: int, labelled: int, own_size: int) -> float:
         chosen = int(np.mean(validated, axis=0).argmax())
         means = [float(gain.mean()) for gain in gains_by_model[chosen]]
         rest = [gain - mean for gain, mean in zip(gains_by_model[chosen], means, strict=True)]
-        interval = Interval.from_values(means, common=estimate_covariance(rest))
+        interval = Interval.from_values(means, seed_covariance=estimate_seed_covariance(rest))
         held += interval.low <= truths[chosen] <= interval.high
     return held / TABLES
 

@@ -66,7 +66,9 @@ def test_of_two_equal_lines_the_one_that_shows_labels_is_dominated() -> None:
 
 
 def test_the_front_is_the_lines_that_nobody_dominates_least_read_first() -> None:
-    front = find_front(LINES, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean)
+    front = find_front(
+        LINES, get_leakage=lambda line: line.read.mean, get_gain=lambda line: line.gain.mean
+    )
     assert [line.name for line in front] == [
         "nothing, read nothing",
         "some, read little",

@@ -26,7 +26,7 @@ from apfed_experiments.gains import (
     CASES,
     GainCase,
     compare_validation,
-    count_verdicts,
+    count_decisions,
     declare_study,
     list_own_cases,
     sample_people,
@@ -38,8 +38,8 @@ from apfed_experiments.summary import (
     Interval,
     Summary,
     adjust_p_values,
-    estimate_covariance,
     estimate_seed_correlation,
+    estimate_seed_covariance,
 )
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -56,7 +56,7 @@ def test_intervals_of_one_of_equal_and_of_several_values() -> None:
     several = Interval.from_values([1.0, 2.0, 3.0])
     assert several.mean == 2.0
     assert several.high - 2.0 == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
-    split = Interval.from_values([1.0, 2.0, 3.0], shared=0.25)
+    split = Interval.from_values([1.0, 2.0, 3.0], seed_correlation=0.25)
     assert split.high - 2.0 == pytest.approx(4.3027 * math.sqrt(2 / 3), rel=1e-4)
 
 
@@ -65,16 +65,18 @@ def test_intervals_of_one_of_equal_and_of_several_values() -> None:
 )
 def test_seeds_share_the_rows_that_are_split_again(dataset: str, shared: float) -> None:
     settings = DataSettings.model_construct(dataset=dataset)
-    assert estimate_seed_correlation(settings, train=75, test=25) == pytest.approx(shared)
+    assert estimate_seed_correlation(settings, train_count=75, test_count=25) == pytest.approx(
+        shared
+    )
 
 
 def test_two_seeds_covary_by_the_people_who_test_both() -> None:
     one = pd.Series([1.0, -1.0], ["a", "b"])
     other = pd.Series([2.0, -2.0], ["a", "c"])
-    assert estimate_covariance([one, other]) == pytest.approx(1 * 2 / (2 * 2))
-    assert estimate_covariance([one, -other]) == 0.0
-    assert estimate_covariance([one, other.rename({"a": "d"})]) == 0.0
-    common = Interval.from_values([1.0, 2.0, 3.0], common=0.5)
+    assert estimate_seed_covariance([one, other]) == pytest.approx(1 * 2 / (2 * 2))
+    assert estimate_seed_covariance([one, -other]) == 0.0
+    assert estimate_seed_covariance([one, other.rename({"a": "d"})]) == 0.0
+    common = Interval.from_values([1.0, 2.0, 3.0], seed_covariance=0.5)
     assert common.high - 2.0 == pytest.approx(4.3027 * math.sqrt(1 / 3 + 0.5), rel=1e-4)
 
 
@@ -214,7 +216,7 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
 
 def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
     case = GainCase(method="votes", data="wine", labelled=9)
-    (table,) = run_study(declare_study(tmp_path, [case], seeds=2)).tables
+    (table,) = run_study(declare_study(tmp_path, [case], seed_count=2)).tables
     ((plain,), (cells,), (row,)) = table.export_rows(), table.cells, table.rows
     assert plain["control"] == "no-help/wine/n9"
     assert len(cells) == len(table.header)
@@ -223,7 +225,7 @@ def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
 
 def test_votes_are_told_apart_by_what_they_would_have_brought(tmp_path: Path) -> None:
     cases = [CASES[name] for name in ("votes-judged/wine/n9", "votes-always/wine/n9")]
-    gains, told = run_study(declare_study(tmp_path, cases, seeds=2)).tables
+    gains, told = run_study(declare_study(tmp_path, cases, seed_count=2)).tables
     assert [row["help_used"][-4:] for row in gains.rows] == ["of 2", "of 2"]
     assert gains.rows[1]["help_used"] == "2 of 2"
     counted = [int(row[name].split()[0]) for row in told.rows for name in row if name != "help"]
@@ -250,7 +252,7 @@ def test_what_is_told_in_hindsight_is_over_the_model_that_stays() -> None:
     told = compare_validation(pd.DataFrame(rows), pd.DataFrame(always))
     assert told["used"].tolist() == [True, False]
     assert told["gain"].tolist() == pytest.approx([0.9 - 0.4, 0.6 - 0.8])
-    used, kept = count_verdicts(told).rows
+    used, kept = count_decisions(told).rows
     assert (used["helps"], used["harms"], kept["harms"]) == ("1 (+50.0)", "0", "1 (-20.0)")
 
 
@@ -298,7 +300,9 @@ def test_each_passive_knows_its_own_share() -> None:
 @pytest.mark.slow
 def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
     names = ("votes/diabetes/n60", "votes/breast-cancer-errors-known-50/n20")
-    (table,) = run_study(declare_study(tmp_path, [CASES[name] for name in names], seeds=1)).tables
+    (table,) = run_study(
+        declare_study(tmp_path, [CASES[name] for name in names], seed_count=1)
+    ).tables
     numbers, apart = table.rows
     assert (numbers["measure"], apart["measure"]) == ("r2", "accuracy")
     assert numbers["gain"].mean == pytest.approx(numbers["reached"] - numbers["solo"])

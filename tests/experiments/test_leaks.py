@@ -13,7 +13,7 @@ import torch
 from apfed_attacks.live.runs import ALL_RULES
 from apfed_attacks.table import prepare_attack
 from apfed_experiments import leaks as parts
-from apfed_experiments.leaks import PARTS, declare_study, live
+from apfed_experiments.leaks import LIST_ROWS_BY_PART, declare_study, live
 from apfed_experiments.leaks.recorded import CASES, list_paper_rows, make_paper_config
 from apfed_experiments.leaks.votes import (
     list_chosen_label_rows,
@@ -42,7 +42,9 @@ def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [_setting({"r2": 0.4}, {"r2": 0.6}, epsilon=math.inf)]
-    monkeypatch.setattr(parts, "PARTS", {"noise": lambda: iter(lines), "decoder": lambda: iter([])})
+    monkeypatch.setattr(
+        parts, "LIST_ROWS_BY_PART", {"noise": lambda: iter(lines), "decoder": lambda: iter([])}
+    )
     path = tmp_path / "leaks.json"
     path.write_text('{"decoder": [{"r2": 1}], "noise": [{"r2": 2}]}')
     (part,) = run_study(declare_study(["noise"], path)).parts
@@ -93,7 +95,7 @@ def test_a_refusal_is_a_figure() -> None:
 
 
 def test_rules_decide_which_sum_protects() -> None:
-    assert live.make_sum_config("digits", "apfed_r", 3, live.UNPROTECTED).secure_sum.clip is None
+    assert live.make_sum_config("digits", "apfed_r", 3, live.NO_RULES).secure_sum.clip is None
     protected = live.make_sum_config("digits", "apfed_r", 3, ALL_RULES).secure_sum
     assert (find_sum_class(protected).name, protected.clip) == ("plain + pairwise masks", 1.0)
     assert live.make_live_config("digits", "apfed_c", projection=16).model.projection == 16
@@ -116,7 +118,7 @@ def test_cases_of_the_papers_are_runs_and_attacks_that_there_are(case: Any) -> N
 
 
 def test_the_stored_figures_are_of_what_is_played() -> None:
-    assert set(STORED) == set(PARTS)
+    assert set(STORED) == set(LIST_ROWS_BY_PART)
     assert all(STORED.values())
     rows = STORED["papers"]
     played = [setting.columns for setting in list_paper_rows()]

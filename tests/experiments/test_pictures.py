@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.drawing import STYLE, Picture, draw_epsilons, draw_line, open_figure
+from apfed_experiments.drawing import STYLE, Picture, draw_epsilons, draw_intervals, open_figure
 from apfed_experiments.report import load_run, pictures
 from apfed_experiments.report.page import _make_environment
 from apfed_experiments.summary import Interval
@@ -37,7 +37,7 @@ def ticks_of(axes: Axes) -> dict[str, float]:
 
 def test_infinity_has_a_tick_of_its_own_beyond_a_break(axes: Axes) -> None:
     places = draw_epsilons(
-        axes, [8.0, math.inf, 0.0, 0.25], filled=[True, False, True, True], colour="red"
+        axes, [8.0, math.inf, 0.0, 0.25], is_filled_by_row=[True, False, True, True], colour="red"
     )
     ticks = ticks_of(axes)
     assert places == [
@@ -68,7 +68,7 @@ SCALES: dict[str, tuple[list[float], int, int]] = {
 @pytest.mark.parametrize("case", SCALES)
 def test_ticks_are_of_what_there_is(case: str, axes: Axes) -> None:
     epsilons, numbers, words = SCALES[case]
-    draw_epsilons(axes, epsilons, filled=[True] * len(epsilons), colour="red")
+    draw_epsilons(axes, epsilons, is_filled_by_row=[True] * len(epsilons), colour="red")
     ticks = ticks_of(axes)
     assert sum(label[0].isdigit() for label in ticks) == numbers
     assert len(ticks) == numbers + words
@@ -95,7 +95,15 @@ def test_error_bars_of_a_share_end_where_shares_do(
 @pytest.mark.parametrize(("count", "style"), [(1, "None"), (2, "-")])
 def test_a_single_point_is_no_line(count: int, style: str, axes: Axes) -> None:
     intervals = [Interval(0.9, 0.8, 1.1)] * count
-    draw_line(axes, [1.0, 2.0][:count], intervals, scale=100, maximum=1.0, fmt="o-", color="red")
+    draw_intervals(
+        axes,
+        [1.0, 2.0][:count],
+        intervals,
+        scale=100,
+        maximum=1.0,
+        marker_and_line="o-",
+        color="red",
+    )
     line = axes.lines[0]
     assert line.get_linestyle() == style
     assert line.get_marker() == "o"

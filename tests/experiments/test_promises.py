@@ -20,11 +20,11 @@ import torch
 from apfed_experiments.report.contents import (
     build_privacy_document,
     iter_tiles,
-    list_account_rows,
+    list_privacy_rows,
     list_trace,
 )
 from apfed_experiments.report.run import ReportedRun
-from apfed_experiments.run_list import ListedRun, State
+from apfed_experiments.run_list import ListedRun, RunState
 from secure_apfed.base.files import to_json
 from secure_apfed.base.names import ReleaseFigure
 from secure_apfed.cli import execute
@@ -204,7 +204,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     row = ListedRun(
         path=Path("none"),
         name="none",
-        state=State.FINISHED,
+        state=RunState.FINISHED,
         date=datetime.fromtimestamp(0, UTC),
         config=config,
         promise=reported.promise,
@@ -213,7 +213,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "result.json": json.loads(to_json(outcome.model_dump(mode="python"))),
         "tiles": "\n".join(f"{tile.name} {tile.value}" for tile in iter_tiles(reported)),
-        "accounting": "\n".join(f"{name} {value}" for name, value in list_account_rows(reported)),
+        "accounting": "\n".join(f"{name} {value}" for name, value in list_privacy_rows(reported)),
         "privacy.json": json.loads(to_json(build_privacy_document(reported)["accounting"])),
         "run list": row.as_json()["promise"],
         "terminal": "\n".join(f"{of.format_title()}  {of.sentence}" for of in all_promises),

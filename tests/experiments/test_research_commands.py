@@ -14,7 +14,7 @@ from apfed_bench import __main__ as bench
 from apfed_bench.table import BENCHES
 from apfed_experiments import leaks as parts
 from apfed_experiments import workers
-from apfed_experiments.study import base_config
+from apfed_experiments.study import load_base_config
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.commands import study
@@ -59,8 +59,8 @@ if __name__ == "__main__":
 
 def test_names_in_helps_are_those_of_the_tables() -> None:
     assert tuple(BENCHES) == bench.NAMES
-    assert tuple(parts.PARTS) == study.LEAKS
-    assert [base_config(name).method.has_gradient_sum for name in study.BASES] == [True] * 3
+    assert tuple(parts.LIST_ROWS_BY_PART) == study.LEAKS
+    assert [load_base_config(name).method.has_gradient_sum for name in study.BASES] == [True] * 3
 
 
 def test_helps_import_nothing_large() -> None:

@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import load_file
 
 from apfed_experiments.baselines import (
-    OTHER_ROWS,
+    DIFFERENT_TEST_ROWS,
     BaselineResult,
     BaselinesRecord,
     RunGain,
-    baseline_scores_file,
+    digest_settings,
     load_baselines,
+    locate_baseline_predictions,
     locate_baselines,
     measure_gain,
     measure_run_baselines,
     restrict_baselines,
-    settings_digest,
 )
 from apfed_experiments.finished import FinishedRun, load_finished_run
 from apfed_experiments.report import load_run, write_report
@@ -158,7 +158,7 @@ def test_every_tile_of_a_figure_counts_its_own_rows(joint: Path) -> None:
 @pytest.mark.slow
 def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
     config = make_votes_config(**JOINT, data=tables_of_fewer(tmp_path), measure="auc")
-    study = declare_study(config, tmp_path / "out", seeds=2)
+    study = declare_study(config, tmp_path / "out", seed_count=2)
     found = study.measure(jobs=1, on_done=lambda done, total: None)
     gain = found.summary.gain
     assert gain is not None
@@ -167,7 +167,7 @@ def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
     for seed, folder in found.folders.items():
         (listed,) = list_runs(folder)
         assert listed.run_gain is None  # the study's baselines are of all test rows
-        assert listed.gain_text == OTHER_ROWS
+        assert listed.gain_text == DIFFERENT_TEST_ROWS
         tested = load_tested_rows(RunFolder(folder))
         assert tested is not None
         own = config.model_copy(update={"seed": seed})
@@ -213,14 +213,14 @@ def test_a_gain_of_other_rows_is_never_told(tmp_path: Path) -> None:
     result["measured_rows"] = {"tvfl": 250}
     (path / "result.json").write_text(json.dumps(result))
     best = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
-    record = BaselinesRecord(settings=settings_digest(config), baselines=(best,))
+    record = BaselinesRecord(settings=digest_settings(config), baselines=(best,))
     RunFolder(path).local_models.write_text(record.model_dump_json())
     run_read = load_run(path)
     assert run_read.gain is None
     assert (
         next(tile for tile in iter_tiles(run_read) if tile.name == "gain").value == "not reported"
     )
-    assert OTHER_ROWS in write_report(path).read_text("utf-8")
+    assert DIFFERENT_TEST_ROWS in write_report(path).read_text("utf-8")
     same = record.model_copy(update={"rows": 250})
     gain = measure_gain(RunFolder(path), config, same)
     assert gain is not None
@@ -247,7 +247,7 @@ def test_baselines_of_a_study_are_measured_anew_on_some_rows(name: str, tmp_path
     people = tuple(f"p{at}" for at in range(40))
     record = BaselinesRecord(settings="x", baselines=(best,), measure=name, people=people, rows=40)
     assert restrict_baselines(record, path, tested) is None
-    save_scores(baseline_scores_file(path), {"ridge": scored})
+    save_scores(locate_baseline_predictions(path), {"ridge": scored})
     found = restrict_baselines(record, path, tested)
     assert found is not None
     some = scored.select_rows(tested.nonzero().flatten().numpy())

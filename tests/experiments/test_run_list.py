@@ -13,12 +13,12 @@ import pytest
 from apfed_experiments.baselines import (
     BaselineResult,
     BaselinesRecord,
+    digest_settings,
     locate_baselines,
-    settings_digest,
 )
 from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import iter_setting_rows
-from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
+from apfed_experiments.run_list import HEADER, ListedRun, RunState, list_runs
 from secure_apfed.base.files import MAX_JSON_BYTES, own_subfolder
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -34,7 +34,7 @@ DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
 
 def write_baselines(path: Path, config: Config, test: float) -> None:
     best = BaselineResult(name="ridge", title="ridge regression", validation=0.6, test=test)
-    record = BaselinesRecord(settings=settings_digest(config), baselines=(best,))
+    record = BaselinesRecord(settings=digest_settings(config), baselines=(best,))
     path.write_text(record.model_dump_json())
 
 
@@ -93,7 +93,7 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     runs = list_by_name(top)
     assert list(runs) == ["begun", "misread", "unset", "cut", "study/alone", "guarded"]
     run = runs["guarded"]
-    assert run.state is State.FINISHED
+    assert run.state is RunState.FINISHED
     assert run.gain == pytest.approx(0.05)
     assert run.promise is not None
     assert run.promise.epsilon == 7.98
@@ -108,7 +108,7 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     assert alone.promise.state == "nothing is sent"
     assert "not attacked" in alone.list_cells()
     begun = runs["begun"]
-    assert (begun.state, begun.accuracy) == (State.UNFINISHED, None)
+    assert (begun.state, begun.accuracy) == (RunState.UNFINISHED, None)
     assert begun.reason.startswith("6 of 6 epochs")
     assert [of.name for of in list_runs(top / "guarded")] == ["guarded"]
     with pytest.raises(DataError, match="no such folder"):
@@ -122,7 +122,7 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
         ("misread", "attacks.json: is"),
     ):
         run = list_by_name(top)[name]
-        assert run.state is State.BROKEN
+        assert run.state is RunState.BROKEN
         assert run.reason.startswith(beginning)
         assert str(top) not in run.reason
     file = top / "guarded" / SOLO
@@ -130,7 +130,7 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
     for key, wrong in (("measure", "x"), ("baselines", [])):
         file.write_text(json.dumps({**record, key: wrong}))
         run = list_by_name(top)["guarded"]
-        assert run.state is State.BROKEN
+        assert run.state is RunState.BROKEN
         assert SOLO in run.reason
 
 

@@ -11,8 +11,8 @@ import pytest
 from apfed_experiments import gains, main_job, who_helped
 from apfed_experiments.columns import Table, make_plain_table, make_visible_column
 from apfed_experiments.report.page import Part
-from apfed_experiments.runner import Answer, Study, run_study
-from apfed_experiments.study import Failure, Found, OnDone, Point, base_config
+from apfed_experiments.runner import Study, StudyResults, run_study
+from apfed_experiments.study import Failure, OnDone, Point, StudyValues, load_base_config
 from apfed_experiments.summary import Row
 from secure_apfed.commands import finished
 from secure_apfed.commands import study as commands
@@ -23,10 +23,10 @@ STORED = Path(__file__).parents[1] / "data" / "studies" / "gains"
 """Of `secure-apfed study gains --only votes/wine/n9 --seeds 1`, of before there was a runner."""
 
 
-def play(folder: Path | None, *failures: Failure) -> Answer:
-    def measure(*, jobs: int, on_done: OnDone) -> Found[list[Row]]:
+def play(folder: Path | None, *failures: Failure) -> StudyResults:
+    def measure(*, jobs: int, on_done: OnDone) -> StudyValues[list[Row]]:
         on_done(1, 1)
-        return Found(ROWS, failures)
+        return StudyValues(ROWS, failures)
 
     toy = Study(
         title="A <toy>",
@@ -62,10 +62,10 @@ def test_the_first_answer_is_shown_before_all_else_is_measured(
         calls.append(f"first in {jobs}")
         return ["The first line gains 3 points."]
 
-    def measure(*, jobs: int, on_done: OnDone) -> Found[list[Row]]:
+    def measure(*, jobs: int, on_done: OnDone) -> StudyValues[list[Row]]:
         calls.append(f"all in {jobs}")
         assert quiet or "gains 3 points" in capsys.readouterr().err
-        return Found(ROWS)
+        return StudyValues(ROWS)
 
     study = Study(
         title="A study",
@@ -111,7 +111,7 @@ def test_every_study_prints_one_object(command: object) -> None:
 
 
 def find_points(folder: Path) -> dict[str, Point]:
-    base = base_config("main-breast-cancer")
+    base = load_base_config("main-breast-cancer")
     whole = next(p for p in main_job.make_points(base, folder) if p.study_row.key == "apfed_r")
     ablation = main_job.make_ablation(whole)
     assert ablation is not None
@@ -143,6 +143,6 @@ def test_figures_of_before_the_runner_are_read_on(
     for name in ("study.run", "gains.train_without_votes", "baselines.compare_baselines"):
         monkeypatch.setattr(f"apfed_experiments.{name}", train)
     folder = shutil.copytree(STORED, tmp_path / "gains")
-    run_study(gains.declare_study(folder, [gains.CASES["votes/wine/n9"]], seeds=1))
+    run_study(gains.declare_study(folder, [gains.CASES["votes/wine/n9"]], seed_count=1))
     read = json.loads((folder / "gains.json").read_text())
     assert read == json.loads((STORED / "gains.json").read_text())

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from apfed_experiments import main_job
 from apfed_experiments.gains import CASES
 from apfed_experiments.shown import JOINT_TRAINING, LABELS_AFTER, NETWORK
-from apfed_experiments.study import base_config
+from apfed_experiments.study import load_base_config
 from secure_apfed.baselines import BaselineTask, find_baseline
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -33,7 +33,7 @@ def make_run_config(settings: Mapping[str, Any]) -> Config:
 
 @pytest.mark.parametrize("name", main_job.MAIN.configs)
 def test_the_main_job_trains_as_gains_are_measured(name: str) -> None:
-    base = base_config(name)
+    base = load_base_config(name)
     expected = make_run_config(LABELS_AFTER)
     assert plain(base.train, device="auto") == plain(expected.train, device="auto")
     assert plain(base.model, projection=0) == plain(expected.model, projection=0)

@@ -13,15 +13,15 @@ from apfed_experiments import main_job
 from apfed_experiments.baselines import BaselineResult, BaselinesRecord, locate_baselines
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.report.page import Part, write_study_page
 from apfed_experiments.study import (
     Point,
     StudyRow,
     _run_task,
-    base_config,
     centralise_data,
-    collect_results,
+    collect_metrics,
     finish_trial,
+    load_base_config,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -49,7 +49,7 @@ RIDGE = BaselinesRecord(
 
 
 def small() -> Config:
-    base = base_config("main-breast-cancer")
+    base = load_base_config("main-breast-cancer")
     train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2, "labels": "joint"})
     said = {
         "train": train,
@@ -66,7 +66,7 @@ def stamps(folder: Path, pattern: str) -> dict[Path, int]:
 
 @pytest.mark.parametrize("name", ["main-digits", "main-breast-cancer"])
 def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: str) -> None:
-    data = load_data(base_config(name).data, seed=3)
+    data = load_data(load_base_config(name).data, seed=3)
     whole = centralise_data(data)
     assert whole.passives == ()
     assert whole.active.ids == data.active.ids
@@ -80,7 +80,7 @@ def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: 
 
 
 def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> None:
-    settings = base_config("main-digits").data
+    settings = load_base_config("main-digits").data
     first = centralise_data(load_data(settings, seed=0)).active
     third = centralise_data(
         load_data(settings.model_copy(update={"active_view": 3}), seed=0)
@@ -95,7 +95,7 @@ def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> 
 @pytest.mark.parametrize("name", JOBS)
 def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
-    base = base_config(job.configs[0])
+    base = load_base_config(job.configs[0])
     for point in main_job.make_points(base, tmp_path, job.lines):
         config = point.make_trial(3).config
         assert (config.data, config.attacks, point.baseline_config) == (
@@ -105,11 +105,11 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_
         )
         assert config.seed == point.make_trial(3).baseline_config.seed == 3
     assert "at delta 1e-5" in job.reading
-    assert {base_config(config).delta for config in job.configs} == {1e-5}
+    assert {load_base_config(config).delta for config in job.configs} == {1e-5}
 
 
 def test_lines_change_the_guard_that_they_name() -> None:
-    base = base_config(COMPARED.configs[0])
+    base = load_base_config(COMPARED.configs[0])
     assert main_job.build_row_config(GUARDED, base).guard == base.guard
     assert main_job.build_row_config(SINGLE, base).guard.mechanism == "none"
 
@@ -121,7 +121,7 @@ MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.lines}
 @pytest.mark.parametrize("name", main_job.MAIN.configs)
 def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) -> None:
     line = MAIN_BY_KEY[key]
-    config = main_job.build_row_config(line, base_config(name))
+    config = main_job.build_row_config(line, load_base_config(name))
     assert config.train.labels == "after"
     assert line.cells["protection"].endswith(f"epsilon {config.guard.epsilon:g}")
     is_encrypted = config.secure_sum.scheme == "ckks"
@@ -132,15 +132,15 @@ def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) ->
 
 def test_every_line_of_the_second_data_set_is_one_of_the_first() -> None:
     first, second = main_job.MAIN.configs
-    assert main_job.MAIN.list_rows(first) == main_job.MAIN_LINES
+    assert main_job.MAIN.list_rows(first) == main_job.MAIN_ROWS
     fewer = main_job.MAIN.list_rows(second)
-    assert len(fewer) < len(main_job.MAIN_LINES)
+    assert len(fewer) < len(main_job.MAIN_ROWS)
     assert all(line.settings == MAIN_BY_KEY[line.key].settings for line in fewer)
-    assert main_job.METHOD_COMPARISON.list_rows(second) == main_job.METHOD_LINES
+    assert main_job.METHOD_COMPARISON.list_rows(second) == main_job.METHOD_ROWS
 
 
 def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path: Path) -> None:
-    base = base_config("main-breast-cancer")
+    base = load_base_config("main-breast-cancer")
     points = {point.study_row.key: point for point in main_job.make_points(base, tmp_path)}
     ablated = {key: main_job.make_ablation(point) for key, point in points.items()}
     assert [key for key, point in ablated.items() if point] == [
@@ -160,9 +160,9 @@ def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path:
     assert all(torch.equal(one, other) for one, other in ordered)
 
 
-@pytest.mark.parametrize("key", [line.key for line in main_job.MAIN_LINES if line.cells["ablated"]])
+@pytest.mark.parametrize("key", [line.key for line in main_job.MAIN_ROWS if line.cells["ablated"]])
 def test_an_ablation_stands_beside_the_local_models_of_its_line(key: str, tmp_path: Path) -> None:
-    base = base_config("main-breast-cancer")
+    base = load_base_config("main-breast-cancer")
     point = {point.study_row.key: point for point in main_job.make_points(base, tmp_path)}[key]
     ablation = main_job.make_ablation(point)
     assert ablation is not None
@@ -207,7 +207,7 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
 
 @pytest.mark.slow
 def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
-    base = base_config("main-breast-cancer")
+    base = load_base_config("main-breast-cancer")
     points = main_job.make_points(base, tmp_path, COMPARED.lines)
     point = next(point for point in points if point.study_row == TVFL)
     trial = point.make_trial(0)
@@ -219,7 +219,7 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     figures = dataclasses.replace(point, figures_only=True, folder=tmp_path / "figures")
     assert len(first.influence) == first.outcome.test_rows
     assert finish_trial(figures.make_trial(0)).influence == first.influence
-    rows = collect_results([(trial, first)]).select_rows(point)
+    rows = collect_metrics([(trial, first)]).select_rows(point)
     assert set(rows["epsilon_x"]) == {math.inf}
     gains = [of.advantage for of in first.attacks or () if of.advantage is not None]
     told = rows["advantage"].dropna().tolist() if "advantage" in rows else []
@@ -236,7 +236,7 @@ def lines_of(runs: Mapping[StudyRow, Sequence[FinishedRun]]) -> Table:
     points = [
         point
         for point in main_job.make_points(
-            base_config(COMPARED.configs[0]), Path("out"), COMPARED.lines
+            load_base_config(COMPARED.configs[0]), Path("out"), COMPARED.lines
         )
         if point.study_row in runs
     ]
@@ -245,7 +245,7 @@ def lines_of(runs: Mapping[StudyRow, Sequence[FinishedRun]]) -> Table:
         for point in points
         for seed, run in enumerate(runs[point.study_row])
     ]
-    return main_job.compare_points(points, collect_results(found))
+    return main_job.compare_points(points, collect_metrics(found))
 
 
 def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path) -> None:
@@ -265,10 +265,10 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
     lines = dataclasses.replace(lines, title="digits <4>")
     picture = main_job.draw_table(tmp_path / "digits.png", lines)
     part = Part(name="digits", table=lines, pictures=[picture])
-    write_comparison(
+    write_study_page(
         tmp_path / "index.html",
         title="All",
-        reading="How",
+        reading_guide="How",
         parts=[part],
         reports=[("one", "a/report.html")],
     )
@@ -290,15 +290,15 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
 def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
     local_models: BaselinesRecord | None, sentence: str
 ) -> None:
-    base = base_config(main_job.MAIN.configs[0])
+    base = load_base_config(main_job.MAIN.configs[0])
     (point,) = (
         point
         for point in main_job.make_points(base, Path("out"))
         if point.study_row.key == main_job.MAIN.first
     )
     run = dataclasses.replace(make_finished_run(0.9), local_models=local_models)
-    text = main_job._describe_first(
-        base, point, collect_results([(point.make_trial(0), run)]), seeds=1
+    text = main_job._describe_first_row(
+        base, point, collect_metrics([(point.make_trial(0), run)]), seed_count=1
     )
     assert text.startswith("First line of handwritten, 1 seed: APFed-C (CKKS + guard, epsilon 1)")
     assert sentence in text
@@ -328,6 +328,6 @@ def test_a_worker_takes_the_code_that_settings_of_the_caller_named(
     monkeypatch.setattr(plugins, "_noted_code", set())  # as in a process that has read no settings
     task = partial(plugins.require_owner, "their_attacks:Mine", key="attacks", noted=True)
     with pytest.raises(ConfigError, match="only the party that runs code may name it"):
-        _run_task("trial", task, own_modules=())
-    assert _run_task("trial", task, own_modules=("their_attacks:Mine",)) == ("trial", None)
+        _run_task("trial", task, user_modules=())
+    assert _run_task("trial", task, user_modules=("their_attacks:Mine",)) == ("trial", None)
     assert plugins.list_noted_code() == ("their_attacks:Mine",)

@@ -11,9 +11,9 @@ import pytest
 
 from apfed_experiments import sum_by_guard
 from apfed_experiments.runner import run_study
-from apfed_experiments.study import Point, Results, base_config
+from apfed_experiments.study import Point, StudyMetrics, load_base_config
 from apfed_experiments.sum_by_guard import (
-    READERS,
+    DIRECTION_BY_KEY,
     compare_points,
     declare_study,
     make_points,
@@ -23,8 +23,8 @@ from apfed_experiments.sum_by_guard import (
 from secure_apfed.config import Config
 from tests.experiments.run_folder import check_all_directions
 
-BASE = base_config("main-digits")
-KINDS = {key: direction.kind for key, direction in READERS.items()}
+BASE = load_base_config("main-digits")
+KINDS = {key: direction.kind for key, direction in DIRECTION_BY_KEY.items()}
 
 
 def figure(point: Point, seed: int, target: str, **more: Any) -> Mapping[str, Any]:
@@ -47,7 +47,7 @@ def figure(point: Point, seed: int, target: str, **more: Any) -> Mapping[str, An
     return {**row, **more}
 
 
-def make_results(points: list[Point], read: Mapping[str, float]) -> Results:
+def make_results(points: list[Point], read: Mapping[str, float]) -> StudyMetrics:
     """Results of two seeds, in which these directions were read by so much."""
     rows = []
     for point in points:
@@ -57,7 +57,7 @@ def make_results(points: list[Point], read: Mapping[str, float]) -> Results:
                 gained = advantage + seed / 10
                 told = {"metric": "r2", "score": 0.1 + gained, "baseline": 0.1}
                 rows.append(figure(point, seed, kind, advantage=gained, **told))
-    return Results(pd.DataFrame(rows))
+    return StudyMetrics(pd.DataFrame(rows))
 
 
 def test_twelve_lines_are_four_cells_of_three_mixes(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_twelve_lines_are_four_cells_of_three_mixes(tmp_path: Path) -> None:
         assert (config.secure_sum.masks == "none") is (total == "none")
         assert (config.guard.mechanism == "none") is (guard == "none")
         names = [one.objective.name for one in config.passives.values() if one.objective]
-        assert tuple(dict.fromkeys(names)) == sum_by_guard.OBJECTIVES[objectives]
+        assert tuple(dict.fromkeys(names)) == sum_by_guard.OBJECTIVES_BY_LABEL[objectives]
         assert config.data == BASE.data
         assert config.model == BASE.model
 
@@ -97,7 +97,7 @@ def test_every_direction_in_which_something_leaves_is_attacked(
 def test_a_cell_says_what_was_read_or_that_nobody_attacked(tmp_path: Path) -> None:
     points = make_points(BASE, tmp_path)[:1]
     read = {KINDS["active_features"]: 0.4, KINDS["passive_labels"]: 0.0}
-    table = compare_points(points, make_results(points, read), seeds=2)
+    table = compare_points(points, make_results(points, read), seed_count=2)
     row = dict(zip(table.header, table.cells[0], strict=True))
     assert row["active: features of a passive, R2"].startswith("0.55 (+0.45 [")
     assert row["passive: labels, balanced accuracy"].startswith("0.15 (+0.05 [")
@@ -131,9 +131,11 @@ def test_attacks_of_one_reader_on_one_victim_share_the_best_baseline(tmp_path: P
 def test_an_aggregator_of_ciphertexts_has_nothing_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sum_by_guard, "SUMS", {"ckks": {"scheme": "ckks", "masks": "none"}})
+    monkeypatch.setattr(
+        sum_by_guard, "SETTINGS_BY_SUM", {"ckks": {"scheme": "ckks", "masks": "none"}}
+    )
     points = make_points(BASE, tmp_path)[:1]
-    table = compare_points(points, make_results(points, {}), seeds=2)
+    table = compare_points(points, make_results(points, {}), seed_count=2)
     told = dict(zip(table.header, table.cells[0], strict=True))
     said = "not applicable: nothing to read: ciphertexts (ckks)"
     assert told["aggregator: features of a passive, R2"] == said
@@ -142,7 +144,7 @@ def test_an_aggregator_of_ciphertexts_has_nothing_to_read(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_small_study_is_run_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sum_by_guard, "OBJECTIVES", {"APFed-R": ("reconstruction",)})
+    monkeypatch.setattr(sum_by_guard, "OBJECTIVES_BY_LABEL", {"APFed-R": ("reconstruction",)})
     small: dict[str, Any] = BASE.model_dump(mode="json", exclude_defaults=True)
     small["data"]["limit"] = 300
     small["train"]["epochs"] = 3

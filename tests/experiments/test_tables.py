@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apfed_experiments.runner import Answer, run_study
+from apfed_experiments.runner import StudyResults, run_study
 from apfed_experiments.tables import TABLES, apfed, find_table
 from apfed_experiments.tables.apc_vfl import SCENARIOS, measure_exchange, score_local, score_student
 from apfed_experiments.tables.mmvfl import select_features
 from apfed_experiments.tables.table import (
     Job,
     PaperTable,
-    Printed,
+    PaperValue,
     TableExtent,
     TableRow,
     declare_study,
@@ -57,8 +57,8 @@ def toy(*, axis: str = "") -> PaperTable:
     """Two measured lines and their difference; the full table has a third, of missing data."""
 
     def size(full: bool) -> TableExtent:
-        a = line("a", paper=Printed(mean=9.0, sd=1.0), at=1.0)
-        b = line("b", paper=Printed(mean=7.0), at=1.0)
+        a = line("a", paper=PaperValue(mean=9.0, sd=1.0), at=1.0)
+        b = line("b", paper=PaperValue(mean=7.0), at=1.0)
         gain = TableRow(cells={"method": "a minus b"}, combines=((1.0, a), (-1.0, b)))
         return TableExtent([a, b, gain, *([line("c", impossible)] if full else ())], 2)
 
@@ -111,7 +111,7 @@ def test_a_job_that_an_earlier_version_kept_is_read(tmp_path: Path) -> None:
     assert job("a").load_or_measure(0, path) == {"found": 5.0}
 
 
-def fill_table(table: PaperTable, folder: Path, **options: Any) -> Answer:
+def fill_table(table: PaperTable, folder: Path, **options: Any) -> StudyResults:
     return run_study(declare_study(table, folder, **options))
 
 
@@ -176,14 +176,14 @@ def test_a_job_is_run_once_goes_on_where_it_was_and_tells_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = iter([0.0, 1.0, 30.0, *[61.0] * 20])
-    begun = fill_table(toy(), tmp_path, minutes=1.0, clock=lambda: next(ticks))
+    begun = fill_table(toy(), tmp_path, max_minutes=1.0, clock=lambda: next(ticks))
     assert "2 of 4 jobs are done." in begun.parts[0].notes
     rows = begun.tables[0].rows
     assert [row["seeds"] for row in rows] == [1, 1, 1]
     assert rows[0]["sd"] is None
     done = fill_table(toy(), tmp_path).tables[0]
     monkeypatch.setitem(VALUES, ("a", 0), 99.0)
-    again = fill_table(toy(), tmp_path, full=True)
+    again = fill_table(toy(), tmp_path, is_full=True)
     rows = again.tables[0].rows
     assert [row["values"] for row in rows[:3]] == [row["values"] for row in done.rows]
     failures = {failure.trial: failure.message for failure in again.failures}
@@ -220,7 +220,7 @@ def test_the_command_lists_fills_and_names_what_is_near(
 def test_figures_of_apfed_are_those_of_its_rows_of_averages(
     dataset: str, printed: tuple[float, ...]
 ) -> None:
-    of_set = [row[::2] for (name, _), row in apfed.PRINTED.items() if name == dataset]
+    of_set = [row[::2] for (name, _), row in apfed.PAPER_FIGURES.items() if name == dataset]
     assert len(of_set) == 5
     # Rounded by the paper, here and there downwards.
     assert np.abs(np.mean(of_set, axis=0) - printed).max() < 0.0101

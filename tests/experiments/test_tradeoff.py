@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
 from apfed_attacks.headlines import Direction
-from apfed_experiments.runner import Answer, run_study
+from apfed_experiments.runner import StudyResults, run_study
 from apfed_experiments.shown import JOINT_TRAINING
-from apfed_experiments.study import base_config, collect_results
+from apfed_experiments.study import collect_metrics, load_base_config
 from apfed_experiments.tradeoff import (
     Leaderboard,
     TradeOff,
@@ -64,7 +64,7 @@ def study_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Answer]:
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, StudyResults]:
     """A study one of whose defences diverges."""
     place = tmp_path_factory.mktemp("tradeoff")
     (place / "base.yaml").write_text(BASE)
@@ -88,7 +88,7 @@ def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Leaderboa
         accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
         run = make_finished_run(accuracy, releases=3, attacks=[make_attack_result(advantage)])
         found += [(point.make_trial(seed), run) for seed in range(2)]
-    return Leaderboard.from_results(points, collect_results(found))
+    return Leaderboard.from_results(points, collect_metrics(found))
 
 
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
@@ -133,12 +133,18 @@ def test_a_wrong_study_is_refused_before_its_first_run(
 
 
 def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Path) -> None:
-    assert compute_dcs(attack=0.1, ideal=0.1, accuracy=0.9, undefended=0.9) == 1
-    assert compute_dcs(attack=0.0, ideal=0.1, accuracy=0.95, undefended=0.9) == 1, "it is one-sided"
-    assert compute_dcs(attack=-3.0, ideal=0.0, accuracy=0.9, undefended=0.9) == 1
-    assert compute_dcs(attack=0.6, ideal=0.0, accuracy=0.8, undefended=0.9) == pytest.approx(
-        1 / (1 + math.sqrt(0.5 * 0.6**2 + 0.5 * 0.1**2))
+    assert (
+        compute_dcs(attack_score=0.1, ideal_score=0.1, accuracy=0.9, undefended_accuracy=0.9) == 1
     )
+    assert (
+        compute_dcs(attack_score=0.0, ideal_score=0.1, accuracy=0.95, undefended_accuracy=0.9) == 1
+    ), "it is one-sided"
+    assert (
+        compute_dcs(attack_score=-3.0, ideal_score=0.0, accuracy=0.9, undefended_accuracy=0.9) == 1
+    )
+    assert compute_dcs(
+        attack_score=0.6, ideal_score=0.0, accuracy=0.8, undefended_accuracy=0.9
+    ) == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.6**2 + 0.5 * 0.1**2)))
     study = load_tradeoff(study_file)
     board = board_of(study, none=(0.9, 0.4), noise=(0.88, 0.0))
     assert [row["reference"] for row in board.rows] == [True, True, False, False]
@@ -156,7 +162,7 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
 
 @pytest.mark.slow
 def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
-    finished_study: tuple[TradeOff, Path, Answer],
+    finished_study: tuple[TradeOff, Path, StudyResults],
 ) -> None:
     study, folder, answer = finished_study
     (part,) = answer.parts
@@ -183,7 +189,7 @@ def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
 
 
 def test_the_folder_of_another_study_or_of_a_run_is_refused(
-    finished_study: tuple[TradeOff, Path, Answer], tmp_path: Path
+    finished_study: tuple[TradeOff, Path, StudyResults], tmp_path: Path
 ) -> None:
     study = finished_study[0]
     out = tmp_path / "out"
@@ -213,7 +219,7 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
 def test_no_word_of_a_picture_is_cut(study_file: Path, promise: str) -> None:
     board = board_of(load_tradeoff(study_file), none=(0.8, 0.2), noise=(0.6, 0.1))
     figure = Figure(layout="constrained")
-    draw_board(figure, board, board.targets[0], describe=lambda row: promise)
+    draw_board(figure, board, board.targets[0], describe_guarantee=lambda row: promise)
     figure.draw_without_rendering()
     whole = figure.bbox
     legend = figure.legends[0].get_window_extent()
@@ -304,7 +310,7 @@ def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_labels_train_references_where_they_come_after_an_exchange() -> None:
-    study = make_tradeoff(base_config("card"))
+    study = make_tradeoff(load_base_config("card"))
     reference, *others = make_points(study, Path())
     assert reference.reference
     assert reference.config.train.labels == "joint"
@@ -313,7 +319,7 @@ def test_labels_train_references_where_they_come_after_an_exchange() -> None:
 
 
 def test_the_card_attacks_every_direction_in_which_something_leaves() -> None:
-    config = base_config("card")
+    config = load_base_config("card")
     study = make_tradeoff(config)
     undefended = next(point for point in make_points(study, Path()) if point.undefended)
     for of in (config, undefended.config):

@@ -12,9 +12,9 @@ from apfed_attacks.interface import AttackResult
 from apfed_experiments.baselines import BaselineResult, BaselinesRecord, RunGain
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.report.page import Part, write_study_page
 from apfed_experiments.summary import Interval
-from apfed_experiments.variants import title_variant
+from apfed_experiments.variants import title_inference
 from apfed_experiments.verdict import (
     ComparedRow,
     describe_comparison,
@@ -323,7 +323,7 @@ def test_text_of_others_stays_text(tmp_path: Path) -> None:
     hostile = make_attack_result(0.1, victim="<b>x</b>", variant="<script>", target="features")
     run = make_finished_run(config_of(), attacks=[hostile])
     part = Part(name="p", table=Table([], []), lines=describe_run(run))
-    write_comparison(tmp_path / "page.html", title="t", reading="", parts=[part])
+    write_study_page(tmp_path / "page.html", title="t", reading_guide="", parts=[part])
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -346,7 +346,7 @@ KEYS: Mapping[str, Sequence[str]] = {
 def test_every_key_of_accuracy_has_a_title_of_its_own(method: str) -> None:
     settings = METHODS[method].public_facts
     keys = (method, *KEYS.get(method, ()))
-    titles = [title_variant(settings, key) for key in keys]
+    titles = [title_inference(settings, key) for key in keys]
     assert titles[0] == settings.title
     assert len(set(titles)) == len(keys)
     assert not set(titles) & set(keys)

@@ -20,7 +20,7 @@ from apfed_experiments.summary import Interval, measure_difference
 from apfed_experiments.who_helped import declare_study, make_points
 from apfed_experiments.worth import (
     describe_cost,
-    describe_interval,
+    describe_interval_coverage,
     describe_worth,
     list_worth_rows,
     make_worth_interval,
@@ -304,9 +304,9 @@ def test_what_an_interval_shows(interval: tuple[float, float, float], said: str)
 
 
 def test_secret_seeds_are_said_beside_the_intervals(measured_worth: WhoHelped) -> None:
-    assert "the same initial weights" in describe_interval(measured_worth)
+    assert "the same initial weights" in describe_interval_coverage(measured_worth)
     secret = measured_worth.model_copy(update={"party_seeds": "secret"})
-    assert "draws initial weights of its own" in describe_interval(secret)
+    assert "draws initial weights of its own" in describe_interval_coverage(secret)
 
 
 def test_a_worth_on_other_test_rows_is_no_figure(measured_worth: WhoHelped) -> None:
@@ -369,7 +369,7 @@ def test_the_worth_of_frames_is_measured_when_their_files_are_gone() -> None:
 
 @pytest.mark.slow
 def test_a_study_writes_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
-    study = declare_study(make_votes_config(), tmp_path, seeds=2)
+    study = declare_study(make_votes_config(), tmp_path, seed_count=2)
     (table,) = run_study(study).tables
     assert [row["passive"] for row in table.rows][:3] == ["passive-1", "passive-2", "passive-3"]
     assert table.rows[3]["passive"].startswith("all 3, over the best local model")

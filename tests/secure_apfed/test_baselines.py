@@ -453,7 +453,9 @@ def blobs(labels: int, seed: int = 0) -> tuple[BaselineTask, FloatArray, IntArra
 def test_held_out_labels_are_not_in_the_task() -> None:
     witness = Witness(*[True] * 30)
     task = BaselineTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
-    compare_baselines(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
+    compare_baselines(
+        task, rows(30)[20:], np.arange(20, 30) % 2, baseline_by_name={"witness": witness}
+    )
     parts = split_folds(task.labels, FOLDS, task.seed)
     *validating, last = witness.tasks
     held = [sorted(set(range(10)) - set(task.labelled_indices.tolist())) for task in validating]
@@ -463,7 +465,7 @@ def test_held_out_labels_are_not_in_the_task() -> None:
     witness = Witness(*[True] * 6, *[False] * 4, *[True] * 8, *[False] * 2)
     task = BaselineTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
     (result,) = compare_baselines(
-        task, rows(20)[10:], np.arange(10, 20) % 2, baselines={"w": witness}
+        task, rows(20)[10:], np.arange(10, 20) % 2, baseline_by_name={"w": witness}
     )
     assert result == BaselineResult(name="w", title="witness", validation=0.6, test=0.8)
 
@@ -509,7 +511,7 @@ def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
         folds = len(witness.tasks)
         for again in (task, replace(task)):
             compare_baselines(
-                again, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness}
+                again, rows(30)[20:], np.arange(20, 30) % 2, baseline_by_name={"witness": witness}
             )
         assert len(witness.tasks) == folds, "what predicts test rows was fitted already"
         other = replace(task, train=TrainSettings(learning_rate=0.5))
@@ -536,20 +538,22 @@ def test_a_baseline_that_cannot_be_fitted_is_not_chosen(monkeypatch: pytest.Monk
 
 def test_test_labels_choose_nothing() -> None:
     task, x, y = blobs(24)
-    truly = compare_baselines(task, x, y, baselines=FAST)
-    mixed = compare_baselines(task, x, np.random.default_rng(0).permutation(y), baselines=FAST)
+    truly = compare_baselines(task, x, y, baseline_by_name=FAST)
+    mixed = compare_baselines(
+        task, x, np.random.default_rng(0).permutation(y), baseline_by_name=FAST
+    )
     assert [result.validation for result in truly] == [result.validation for result in mixed]
     assert pick_best(truly).name == pick_best(mixed).name
     assert [result.test for result in truly] != [result.test for result in mixed]
-    assert truly == compare_baselines(task, x, y, baselines=FAST)
+    assert truly == compare_baselines(task, x, y, baseline_by_name=FAST)
     assert [result.name for result in truly] == list(FAST)
     images = replace(task, shape=(1, 2, 3))  # flat rows are the same
-    assert compare_baselines(images, x, y, baselines=FAST) == truly
+    assert compare_baselines(images, x, y, baseline_by_name=FAST) == truly
 
 
 def test_one_label_a_class_leaves_none_to_choose_by_and_the_first_of_equals_is_best() -> None:
     task, x, y = blobs(4)
-    results = compare_baselines(task, x, y, baselines=FAST)
+    results = compare_baselines(task, x, y, baseline_by_name=FAST)
     assert all(result.validation is None for result in results)
     assert pick_best(results).name == next(iter(FAST))
     results = [

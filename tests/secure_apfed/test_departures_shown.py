@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from apfed_experiments.report.contents import list_departures
+from apfed_experiments.report.contents import list_weakened_settings
 from apfed_experiments.report.run import load_run
 from secure_apfed.exchange import StatusTracker
 from secure_apfed.organisations import project
@@ -40,7 +40,7 @@ def test_a_departure_stands_in_result_status_and_report(
     surfaces = (
         result["less_protected"],
         status.build_status().less_protected,
-        list_departures(load_run(tmp_path / "run")),
+        list_weakened_settings(load_run(tmp_path / "run")),
     )
     departure = "alignment.minimum_rows is 1 (by default 2)"
     assert [departure in "\n".join(sentences) for sentences in surfaces] == [said] * 3

@@ -16,7 +16,7 @@ import pytest
 
 from apfed_experiments.finished import load_finished_run
 from apfed_experiments.report import load_run
-from apfed_experiments.report.own import load_statements
+from apfed_experiments.report.own import load_signed_reports
 from apfed_protocols.installing import install_checkout
 from secure_apfed.base.formats import FORMATS, find_installed_version, find_writer
 from secure_apfed.contract import Contract
@@ -81,7 +81,7 @@ def test_a_stored_party_s_papers_are_read(number: int, tmp_path: Path) -> None:
     folder = STORED / str(number)
     assert verify_log(folder / "apart" / "parties" / "lab").has_final_signature
     assert (
-        load_statements(folder / "apart" / "statements.json")["lab"].verify_accounts("lab")
+        load_signed_reports(folder / "apart" / "statements.json")["lab"].verify_accounts("lab")
         is not None
     )
     assert Contract.model_validate(fields_of("contract.json", folder / FILES["contract.json"]))
@@ -136,7 +136,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "model.json": lambda folder: load_model(folder / "finished"),
     "result.json": lambda folder: load_run(folder / "finished"),
     "contract.json": lambda folder: load_run(folder / "finished"),
-    "statements.json": lambda folder: load_statements(folder / "apart" / "statements.json"),
+    "statements.json": lambda folder: load_signed_reports(folder / "apart" / "statements.json"),
     "checkpoint-STEP.bin": lambda folder: checkpoint_store._check_format(folder / "checkpoint.bin"),
     "transcript.msgpack": lambda folder: load_recording(folder / "finished"),
     "joint.safetensors": lambda folder: checkpoint_store.load_joint_network(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from apfed_experiments.variants import title_variant
+from apfed_experiments.variants import title_inference
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -92,7 +92,7 @@ def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) 
 
 def test_every_way_to_predict_has_a_title_and_its_rows(played: Played) -> None:
     result = played.result
-    titles = [title_variant(played.config.method, name) for name in result.accuracy]
+    titles = [title_inference(played.config.method, name) for name in result.accuracy]
     assert len(set(titles)) == len(titles)
     assert not set(titles) & set(result.accuracy)
     counts = {name: len(scored.truth) for name, scored in result.test_scores.items()}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from apfed_experiments.report.contents import build_privacy_document, list_account_rows
+from apfed_experiments.report.contents import build_privacy_document, list_privacy_rows
 from apfed_experiments.report.run import load_run
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -210,7 +210,7 @@ def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path
     read = load_run(tmp_path / "run")
     assert read.facts.noisy
     title = "epsilon_c of passive-1, one person in sums, networks held fixed"
-    assert dict(list_account_rows(read))[title].startswith("8")
+    assert dict(list_privacy_rows(read))[title].startswith("8")
     assert build_privacy_document(read)["accounting"]["contributions"]["passive-2"]["releases"] == 3
 
 

@@ -20,7 +20,7 @@ from sklearn.metrics import r2_score
 from apfed_attacks.run import run_attacks
 from apfed_attacks.table import full_suite
 from apfed_experiments.baselines import (
-    REGRESSORS,
+    TITLE_BY_REGRESSOR,
     compare_regressions,
     load_or_measure_baselines,
 )
@@ -303,7 +303,7 @@ def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
 def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
     record = load_or_measure_baselines(config_of(measure="mae"), tmp_path / "solo.json")
     by_name = {one.name: one for one in record.baselines}
-    assert set(by_name) == set(REGRESSORS)
+    assert set(by_name) == set(TITLE_BY_REGRESSOR)
     assert record.best.validation == min(one.validation or 1e9 for one in record.baselines)
     assert by_name["ridge"].test < by_name["mean"].test
     r2 = MEASURES["r2"]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import beta
 
-from apfed_experiments.columns import Column, Table, make_form
+from apfed_experiments.columns import Column, Table, make_formatter
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
@@ -35,8 +35,8 @@ DELTA = 1e-5
 COLUMNS = (
     Column(name="title", title="played"),
     Column(name="claim_of", title="claim of"),
-    Column(name="claim_epsilon", title="claimed epsilon", form=make_form(".2f")),
-    Column(name="epsilon_low", title="proved epsilon at least", form=make_form(".2f")),
+    Column(name="claim_epsilon", title="claimed epsilon", form=make_formatter(".2f")),
+    Column(name="epsilon_low", title="proved epsilon at least", form=make_formatter(".2f")),
     Column(
         name="exceeded",
         title="verdict",
@@ -44,7 +44,7 @@ COLUMNS = (
     ),
     Column(name="counted", title="of"),
 )
-_SMALLEST_THIRD = 20
+_MIN_SCORES_PER_THIRD = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class AuditResult:
     """The result of one audit.
 
     Attributes:
@@ -89,7 +89,7 @@ class Result:
         return {**report, **self.figures, "exceeded": self.exceeded, "expected": self.case.exceeded}
 
 
-def make_table(results: Sequence[Result], title: str) -> Table:
+def make_table(results: Sequence[AuditResult], title: str) -> Table:
     """Return the table of these results: what each audited case claims, and what its runs prove."""
     rows = [{**result.as_json(), "counted": result.counted} for result in results]
     return Table(COLUMNS, rows, title)
@@ -136,23 +136,23 @@ def collect_evidence(
     Raises LocalProtocolError: too few or unequally many scores, one that is not finite, or a level
     outside of 0 to 1.
     """
-    if scores_0.shape != scores_1.shape or len(scores_0) < 3 * _SMALLEST_THIRD:
+    if scores_0.shape != scores_1.shape or len(scores_0) < 3 * _MIN_SCORES_PER_THIRD:
         raise LocalProtocolError(
-            f"expected as many scores of both worlds, at least {3 * _SMALLEST_THIRD}, got "
+            f"expected as many scores of both worlds, at least {3 * _MIN_SCORES_PER_THIRD}, got "
             f"{scores_0.shape} and {scores_1.shape}"
         )
     if not (0 < level < 1 and np.isfinite(scores_0).all() and np.isfinite(scores_1).all()):
         raise LocalProtocolError("expected finite scores and a level between 0 and 1")
-    third = len(scores_0) // 3
-    first_0 = np.sort(scores_0[:third])
-    first_1 = np.sort(scores_1[:third])
-    thresholds = np.sort(np.concatenate([first_0, first_1]))
+    third_size = len(scores_0) // 3
+    first_third_0 = np.sort(scores_0[:third_size])
+    first_third_1 = np.sort(scores_1[:third_size])
+    thresholds = np.sort(np.concatenate([first_third_0, first_third_1]))
     # The chosen threshold is where the two rates differ most. Between two normal distributions of
     # one variance it is the middle.
-    below_0 = first_0.searchsorted(thresholds, side="right")
-    below_1 = first_1.searchsorted(thresholds, side="right")
+    below_0 = first_third_0.searchsorted(thresholds, side="right")
+    below_1 = first_third_1.searchsorted(thresholds, side="right")
     threshold = float(thresholds[np.argmax(below_0 - below_1)])
-    return _count_errors(scores_0[third:], scores_1[third:], threshold, level)
+    return _bound_error_rates(scores_0[third_size:], scores_1[third_size:], threshold, level)
 
 
 def bound_epsilon_by_scores(
@@ -171,27 +171,29 @@ def bound_epsilon_by_scores(
     """
     # Called for its exception: it raises if the scores are unusable.
     collect_evidence(scores_0, scores_1, level=level)
-    third = len(scores_0) // 3
+    third_size = len(scores_0) // 3
     # At most a hundred thresholds, spread evenly over the scores of the first third.
-    candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
+    candidates = np.unique(np.concatenate([scores_0[:third_size], scores_1[:third_size]]))
     thresholds = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
 
-    def bound_epsilon(part: slice, threshold: float) -> float:
+    def bound_epsilon(selection: slice, threshold: float) -> float:
         """Return the lower bound on epsilon that a part of the scores gives at one threshold."""
-        errors = _count_errors(scores_0[part], scores_1[part], threshold, level)
-        guesses_of_1 = (errors.tpr_low - delta, errors.fpr_high)
-        guesses_of_0 = (1 - errors.fpr_high - delta, 1 - errors.tpr_low)
+        evidence = _bound_error_rates(scores_0[selection], scores_1[selection], threshold, level)
+        guesses_of_1 = (evidence.tpr_low - delta, evidence.fpr_high)
+        guesses_of_0 = (1 - evidence.fpr_high - delta, 1 - evidence.tpr_low)
         bounds = [0.0]
         for true_rate, false_rate in (guesses_of_1, guesses_of_0):
             if true_rate > 0 and false_rate > 0:
                 bounds.append(float(np.log(true_rate / false_rate)))
         return max(bounds)
 
-    best = max(thresholds, key=lambda threshold: bound_epsilon(slice(third), float(threshold)))
-    return bound_epsilon(slice(third, None), float(best))
+    best_threshold = max(
+        thresholds, key=lambda threshold: bound_epsilon(slice(third_size), float(threshold))
+    )
+    return bound_epsilon(slice(third_size, None), float(best_threshold))
 
 
-def _count_errors(
+def _bound_error_rates(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], threshold: float, level: float
 ) -> Evidence:
     """Return the rates of true and false positives at a threshold, their bounds and that of mu.
@@ -199,13 +201,15 @@ def _count_errors(
     Clopper and Pearson bound each rate at half of `level`. `scores_0`, `scores_1`: scores of the
     retrainings in world 0 and in world 1.
     """
-    tested = len(scores_0)
+    score_count = len(scores_0)
     hits = int((scores_1 > threshold).sum())
     alarms = int((scores_0 > threshold).sum())
     # Without hits the rate of true positives may be 0; with alarms only, that of false ones 1.
-    tpr_low = float(beta.ppf(level / 2, hits, tested - hits + 1)) if hits else 0.0
+    tpr_low = float(beta.ppf(level / 2, hits, score_count - hits + 1)) if hits else 0.0
     fpr_high = (
-        float(beta.ppf(1 - level / 2, alarms + 1, tested - alarms)) if alarms < tested else 1.0
+        float(beta.ppf(1 - level / 2, alarms + 1, score_count - alarms))
+        if alarms < score_count
+        else 1.0
     )
     is_bounded = tpr_low > 0 and fpr_high < 1
     mu_low = max(0.0, float(ndtri(tpr_low) - ndtri(fpr_high))) if is_bounded else 0.0
@@ -213,7 +217,7 @@ def _count_errors(
         threshold=threshold,
         hits=hits,
         alarms=alarms,
-        tested=tested,
+        tested=score_count,
         tpr_low=tpr_low,
         fpr_high=fpr_high,
         mu_low=mu_low,

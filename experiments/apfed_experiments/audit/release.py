@@ -24,12 +24,12 @@ from secure_apfed.privacy.accountants import gdp_epsilon
 
 # Canaries are far longer than any clip bound, so that a clip that does not hold is noticed.
 _CANARY_NORM = 1e3
-_DIMENSION = 8
+_ROW_DIMENSION = 8
 _BISECTIONS = 40
 _LARGEST_EPSILON = 100.0
 _LARGEST_MU = 50.0
 
-Release = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
+ReleaseFunction = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
 """A function that returns what is sent, given representations, the step and the rows' numbers."""
 
 
@@ -65,13 +65,13 @@ class Audit:
 
 
 def audit_release(
-    release: Release,
+    release: ReleaseFunction,
     *,
-    releases: int,
+    release_count: int,
     delta: float,
     seed: int,
-    canaries: int = 10_000,
-    guesses: int = 1000,
+    canary_count: int = 10_000,
+    guess_count: int = 1000,
     confidence: float = 0.95,
 ) -> Audit:
     """Attack a release function and return lower bounds on its epsilon.
@@ -82,49 +82,54 @@ def audit_release(
         release: function of representations (B, D), the step and the rows' numbers (B,) that
             returns what is sent: (B, D), or several such blocks in one longer matrix if a row is
             sent more than once. It is called with all canaries at each step.
-        releases: T, the number of steps.
+        release_count: T, the number of steps.
         delta: delta of the audited claim.
         seed: seed of the canaries' bits, which are no secret outside the audit.
-        canaries: m, the number of planted rows.
-        guesses: r, the number of canaries whose bits are guessed: those with the clearest scores.
+        canary_count: m, the number of planted rows.
+        guess_count: r, the number of canaries whose bits are guessed: those with the clearest
+            scores.
         confidence: probability that all three bounds hold, at least.
 
     Raises:
         LocalProtocolError: numbers out of range, or a release of another shape.
     """
-    if not (1 <= guesses <= canaries and releases >= 1):
+    if not (1 <= guess_count <= canary_count and release_count >= 1):
         raise LocalProtocolError(
-            f"an audit makes 1 to {canaries} guesses of {canaries} canaries over at least 1 "
-            f"release, got {guesses} guesses and {releases} releases"
+            f"an audit makes 1 to {canary_count} guesses of {canary_count} canaries over at least "
+            "1 "
+            f"release, got {guess_count} guesses and {release_count} releases"
         )
     generator = torch.Generator().manual_seed(seed)
-    bits_B = torch.randint(0, 2, (canaries,), generator=generator) * 2 - 1  # -1 or 1
-    direction_D = torch.full((_DIMENSION,), _DIMENSION**-0.5)  # a unit vector
+    bits_B = torch.randint(0, 2, (canary_count,), generator=generator) * 2 - 1  # -1 or 1
+    direction_D = torch.full((_ROW_DIMENSION,), _ROW_DIMENSION**-0.5)  # a unit vector
     h_BD = _CANARY_NORM * bits_B[:, None] * direction_D
-    rows = torch.arange(canaries)
-    score_B = torch.zeros(canaries, dtype=torch.float64)
-    for step in range(releases):
+    rows = torch.arange(canary_count)
+    score_B = torch.zeros(canary_count, dtype=torch.float64)
+    for step in range(release_count):
         z_BD = release(h_BD, step, rows)
-        if z_BD.ndim != 2 or z_BD.shape[1] != _DIMENSION or len(z_BD) % canaries:
+        if z_BD.ndim != 2 or z_BD.shape[1] != _ROW_DIMENSION or len(z_BD) % canary_count:
             raise LocalProtocolError(
-                f"expected {canaries} released rows of {_DIMENSION} numbers, or a multiple, "
+                f"expected {canary_count} released rows of {_ROW_DIMENSION} numbers, or a "
+                "multiple, "
                 f"got shape {tuple(z_BD.shape)}"
             )
         # A row that was sent more than once adds all its blocks.
-        score_B += (z_BD.double() @ direction_D.double()).reshape(-1, canaries).sum(dim=0)
-    surest = score_B.abs().topk(guesses).indices
+        score_B += (z_BD.double() @ direction_D.double()).reshape(-1, canary_count).sum(dim=0)
+    clearest_rows = score_B.abs().topk(guess_count).indices
     is_right_B = torch.where(score_B >= 0, 1, -1) == bits_B  # a tie is a guess like any other
-    right = int(is_right_B[surest].sum())
-    all_right = int(is_right_B.sum())
+    right_count = int(is_right_B[clearest_rows].sum())
+    all_right_count = int(is_right_B.sum())
     level = (1 - confidence) / 3  # three bounds share the probability of an error
-    mu = bound_mu_by_guesses(canaries, guesses, right, level=level)
-    mu_rows = bound_mu_of_independent_rows(canaries, all_right, level=level)
+    mu = bound_mu_by_guesses(canary_count, guess_count, right_count, level=level)
+    mu_rows = bound_mu_of_independent_rows(canary_count, all_right_count, level=level)
     return Audit(
-        canaries=canaries,
-        guesses=guesses,
-        right=right,
-        all_right=all_right,
-        epsilon_dp=bound_epsilon_by_guesses(canaries, guesses, right, delta=delta, level=level),
+        canaries=canary_count,
+        guesses=guess_count,
+        right=right_count,
+        all_right=all_right_count,
+        epsilon_dp=bound_epsilon_by_guesses(
+            canary_count, guess_count, right_count, delta=delta, level=level
+        ),
         epsilon_gdp=gdp_epsilon(mu, delta),
         epsilon_rows=gdp_epsilon(mu_rows, delta),
         delta=delta,
@@ -133,7 +138,7 @@ def audit_release(
 
 
 def bound_epsilon_by_guesses(
-    canaries: int, guesses: int, right: int, *, delta: float, level: float
+    canary_count: int, guess_count: int, right_count: int, *, delta: float, level: float
 ) -> float:
     """Return the largest epsilon that v right of r guesses contradict at significance `level`.
 
@@ -141,27 +146,39 @@ def bound_epsilon_by_guesses(
     binomial of r trials and success probability e^eps / (1 + e^eps), v or more right guesses have a
     probability of at most P(W >= v) + 2 m delta max over i = 1..v of P(v - i <= W < v) / i.
 
-    `canaries`: m, number of canaries. `guesses`: r, number of guessed bits. `right`: v, number of
-    right guesses. `delta`: delta of the claimed (epsilon, delta)-DP.
+    `canary_count`: m, number of canaries. `guess_count`: r, number of guessed bits. `right_count`:
+    v, number of right guesses. `delta`: delta of the claimed (epsilon, delta)-DP.
     """
 
     def rejects_epsilon(epsilon: float) -> bool:
         """Return whether the guesses contradict (epsilon, delta)-DP by Theorem 5.2."""
-        chance = expit(epsilon)
+        success_probability = expit(epsilon)
         # P(W < v - i) for i = v, ..., 1, then P(v - i <= W < v) for i = 1, ..., v.
-        below = binom.cdf(np.arange(right) - 1, guesses, chance)
-        window = binom.cdf(right - 1, guesses, chance) - below[::-1]
-        largest = float((window / np.arange(1, right + 1)).max(initial=0))
-        return bool(binom.sf(right - 1, guesses, chance) + 2 * canaries * delta * largest < level)
+        probabilities_below = binom.cdf(
+            np.arange(right_count) - 1, guess_count, success_probability
+        )
+        window_probabilities = (
+            binom.cdf(right_count - 1, guess_count, success_probability) - probabilities_below[::-1]
+        )
+        largest_quotient = float(
+            (window_probabilities / np.arange(1, right_count + 1)).max(initial=0)
+        )
+        return bool(
+            binom.sf(right_count - 1, guess_count, success_probability)
+            + 2 * canary_count * delta * largest_quotient
+            < level
+        )
 
-    return _find_largest(rejects_epsilon, _LARGEST_EPSILON)
+    return _find_largest_rejected(rejects_epsilon, _LARGEST_EPSILON)
 
 
-def bound_mu_by_guesses(canaries: int, guesses: int, right: int, *, level: float) -> float:
+def bound_mu_by_guesses(
+    canary_count: int, guess_count: int, right_count: int, *, level: float
+) -> float:
     """Return the largest mu for which v right of r guesses on m canaries contradict mu-GDP.
 
-    `canaries`: m. `guesses`: r, number of guessed bits. `right`: v, number of right guesses.
-    `level`: probability that this bound is wrong, at most.
+    `canary_count`: m. `guess_count`: r, number of guessed bits. `right_count`: v, number of right
+    guesses. `level`: probability that this bound is wrong, at most.
 
     Mahloujifar, Melis and Chaudhuri 2024 (Auditing f-Differential Privacy in One Run), Algorithm
     3. Let p_k be the probability of k right guesses, and for a random canary let
@@ -175,49 +192,49 @@ def bound_mu_by_guesses(canaries: int, guesses: int, right: int, *, level: float
 
     def rejects_mu(mu: float) -> bool:
         """Return whether the guesses contradict mu-GDP by Algorithm 3."""
-        right_mass = level * right / canaries  # R_i, from i = v downwards
-        wrong_mass = level * (guesses - right) / canaries  # W_i
-        for i in range(right - 1, -1, -1):
+        right_mass = level * right_count / canary_count  # R_i, from i = v downwards
+        wrong_mass = level * (guess_count - right_count) / canary_count  # W_i
+        for i in range(right_count - 1, -1, -1):
             least_wrong_mass = max(wrong_mass, float(ndtr(ndtri(right_mass) - mu)))
-            right_mass = right_mass + i / (guesses - i) * (least_wrong_mass - wrong_mass)
+            right_mass = right_mass + i / (guess_count - i) * (least_wrong_mass - wrong_mass)
             wrong_mass = least_wrong_mass
-            if right_mass + wrong_mass > guesses / canaries:
+            if right_mass + wrong_mass > guess_count / canary_count:
                 return True
         return False
 
-    return _find_largest(rejects_mu, _LARGEST_MU)
+    return _find_largest_rejected(rejects_mu, _LARGEST_MU)
 
 
-def bound_mu_of_independent_rows(canaries: int, all_right: int, *, level: float) -> float:
+def bound_mu_of_independent_rows(canary_count: int, all_right_count: int, *, level: float) -> float:
     """Return the largest mu that right guesses of all bits contradict, if rows are independent.
 
     Under mu-GDP a test of one fair bit is right with a probability of at most Phi(mu / 2) (Dong,
     Roth and Su 2022, Section 2.2: the trade-off function at its fixed point). The number of right
     guesses is therefore at most binomial; Clopper and Pearson 1934 bound its probability below.
 
-    `canaries`: m, number of canaries. `all_right`: number of right guesses among m. `level`:
-    probability that the bound is wrong, at most.
+    `canary_count`: m, number of canaries. `all_right_count`: number of right guesses among m.
+    `level`: probability that the bound is wrong, at most.
     """
-    if all_right <= canaries / 2:  # no better than coin flips: nothing is proved
+    if all_right_count <= canary_count / 2:  # no better than coin flips: nothing is proved
         return 0.0
-    probability_low = beta.ppf(level, all_right, canaries - all_right + 1)
+    probability_low = beta.ppf(level, all_right_count, canary_count - all_right_count + 1)
     return max(0.0, 2 * float(ndtri(probability_low)))
 
 
-def _find_largest(rejected: Callable[[float], bool], high: float) -> float:
+def _find_largest_rejected(is_rejected: Callable[[float], bool], high: float) -> float:
     """Return the largest rejected value by bisection, or a value just below; 0 if none is rejected.
 
-    `rejected`: function that is true for all values up to some point and false beyond it. `high`:
-    largest value that is tried.
+    `is_rejected`: function that is true for all values up to some point and false beyond it.
+    `high`: largest value that is tried.
     """
     low = 0.0
-    if not rejected(low):
+    if not is_rejected(low):
         return 0.0
-    if rejected(high):
+    if is_rejected(high):
         return high
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if rejected(middle):
+        if is_rejected(middle):
             low = middle
         else:
             high = middle

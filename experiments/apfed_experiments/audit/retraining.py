@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from apfed_experiments.audit.bounds import DELTA, Claim, Result, collect_evidence, make_table
+from apfed_experiments.audit.bounds import DELTA, AuditResult, Claim, collect_evidence, make_table
 from apfed_experiments.audit.votes import VOTE_CASES, measure_vote_case
 from apfed_experiments.columns import write_text
 from apfed_experiments.machine import describe_machine
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.study import Found, OnDone
+from apfed_experiments.study import OnDone, StudyValues
 from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import seed_draws, shuffle_rows
 from secure_apfed.data import load_data
@@ -53,16 +53,16 @@ Weights = Mapping[str, Tensor]
 EPSILON = 8.0
 EPOCHS = 50
 _CONFIDENCE = 0.95
-_DIRECTION_PAIRS = 50  # retrainings of each world from which directions are estimated
-_MAX_TOGETHER = 1000
+_ROW_CHANGE_PAIRS = 50  # retrainings of each world from which directions are estimated
+_MAX_PARALLEL_RETRAININGS = 1000
 """Largest number of retrainings that are in memory at once."""
-_ROWS = 40
-_BATCH = 20
+_ROW_COUNT = 40
+_BATCH_SIZE = 20
 _OUTLIER_NORM = 20.0
 _SEED = 0
 _MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)
-View = Literal["other rows", "everything"]
-Audited: TypeAlias = Found[dict[str, list[Result]]]
+ScoreInput = Literal["other rows", "everything"]
+Audited: TypeAlias = StudyValues[dict[str, list[AuditResult]]]
 """The results of all cases, by the title of their table."""
 
 
@@ -157,83 +157,85 @@ class Retrainings:
         task: Task,
         protection: Protection,
         *,
-        modules: Mapping[str, nn.Module],
-        objective: nn.Module,
-        count: int,
+        active_modules: Mapping[str, nn.Module],
+        passive_objective: nn.Module,
+        retraining_count: int,
         seed: int,
-        paired: bool = False,
+        has_paired_noise: bool = False,
     ) -> None:
         """Prepare the retrainings, which all start from the same weights.
 
         Args:
             task: data and schedule.
             protection: clips and noise.
-            modules: the active's encoder, head and projection, without dropout.
-            objective: loss of the passive, with its parameters.
-            count: R, the number of retrainings, even.
+            active_modules: the active's encoder, head and projection, without dropout.
+            passive_objective: loss of the passive, with its parameters.
+            retraining_count: R, the number of retrainings, even.
             seed: seed of the noise.
-            paired: whether retraining k of both worlds has the same noise: to see what the record
-                changes, not for bounds.
+            has_paired_noise: whether retraining k of both worlds has the same noise: to see what
+                the record changes, not for bounds.
         """
         device = task.features.device
         self.task = task
         self.protection = protection
-        self.count = count
-        self._active = ActiveNetworks(**modules).to(device)
-        self._objective = objective.to(device)
+        self.count = retraining_count
+        self._active = ActiveNetworks(**active_modules).to(device)
+        self._objective = passive_objective.to(device)
         self._weights = {
-            "active": _repeat_weights(self._active, count),
-            "passive": _repeat_weights(self._objective, count),
+            "active": _repeat_weights(self._active, retraining_count),
+            "passive": _repeat_weights(self._objective, retraining_count),
         }
-        self._has_paired_noise = paired
+        self._has_paired_noise = has_paired_noise
         self._noise = torch.Generator(device).manual_seed(seed)
-        self.world_R = (torch.arange(count, device=device) >= count // 2).long()
+        self.world_R = (
+            torch.arange(retraining_count, device=device) >= retraining_count // 2
+        ).long()
 
-    def run_training(self, watch: Callable[[Step], None]) -> None:
-        """Run all steps of all retrainings; `watch` is called with each step after it."""
-        number = 0
+    def run_training(self, on_step: Callable[[Step], None]) -> None:
+        """Run all steps of all retrainings; `on_step` is called with each step after it."""
+        step_number = 0
         for _ in range(self.task.epochs):
             for rows_B in self.task.batches:
-                watch(self._run_step(number, rows_B))
-                number += 1
+                on_step(self._run_step(step_number, rows_B))
+                step_number += 1
 
-    def _run_step(self, number: int, rows_B: Tensor) -> Step:
+    def _run_step(self, step_number: int, rows_B: Tensor) -> Step:
         """Run one step of all retrainings, and return what an auditor sees of it.
 
         Representations are noised, the passive returns its gradients on them, and the active
         updates its weights. The retrainings of world 1 have another record in one row.
 
-        `number`: number of the step, from 0. `rows_B`: row numbers of the batch.
+        `step_number`: number of the step, from 0. `rows_B`: row numbers of the batch.
         """
-        matches = (rows_B == self.task.record).nonzero().flatten().tolist()
-        position = matches[0] if matches else -1
-        has_record = bool(matches)
+        record_positions = (rows_B == self.task.record).nonzero().flatten().tolist()
+        record_position = record_positions[0] if record_positions else -1
+        has_record = bool(record_positions)
         # Every retraining has the same batch, but for the record in world 1.
         x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
         y_RB = self.task.labels[rows_B].repeat(self.count, 1)
         if has_record:
             is_world_1 = self.world_R == 1
-            x_RBF[is_world_1, position] = self.task.other_features
-            y_RB[is_world_1, position] = self.task.other_label
+            x_RBF[is_world_1, record_position] = self.task.other_features
+            y_RB[is_world_1, record_position] = self.task.other_label
         clean_RBD = self._compute_representations(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._draw_normal(clean_RBD)
         gradient_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
         sum_RP = self.compute_example_terms(x_RBF, y_RB, gradient_RBD).sum(1)
-        update_RP = sum_RP + self.get_noise_deviation() * self._draw_normal(sum_RP)
+        noisy_sum_RP = sum_RP + self.get_noise_deviation() * self._draw_normal(sum_RP)
         # A likelihood ratio needs what would be sent in either world at the same parameters.
-        worlds: tuple[tuple[Tensor, Tensor], ...] = ()
+        means_by_world: tuple[tuple[Tensor, Tensor], ...] = ()
         if has_record:
-            record_gradient_R1D = gradient_RBD[:, position : position + 1]
-            worlds = self._collect_worlds(sum_RP, record_gradient_R1D)
-        self._update_weights("active", update_RP / len(rows_B))
+            record_gradient_R1D = gradient_RBD[:, record_position : record_position + 1]
+            means_by_world = self._collect_worlds(sum_RP, record_gradient_R1D)
+        self._update_weights("active", noisy_sum_RP / len(rows_B))
         return Step(
-            number=number,
+            number=step_number,
             rows=rows_B,
             clean=clean_RBD,
             sent=sent_RBD,
-            record_position=position,
-            worlds=worlds,
-            update=update_RP,
+            record_position=record_position,
+            worlds=means_by_world,
+            update=noisy_sum_RP,
         )
 
     def _collect_worlds(
@@ -245,21 +247,21 @@ class Retrainings:
         gradients on the record's representation.
         """
         task = self.task
-        other_label = task.labels.new_tensor(task.other_label)
-        records = (
+        replacement_label = task.labels.new_tensor(task.other_label)
+        record_by_world = (
             (task.features[task.record], task.labels[task.record]),
-            (task.other_features, other_label),
+            (task.other_features, replacement_label),
         )
-        record_worlds = []
-        for x_F, y in records:
+        means_of_record = []
+        for x_F, y in record_by_world:
             x_R1F = x_F.expand(self.count, 1, -1)
             y_R1 = y.expand(self.count, 1)
             term_RP = self.compute_example_terms(x_R1F, y_R1, gradient_R1D)[:, 0]
-            record_worlds.append((self._compute_representations(x_R1F)[:, 0], term_RP))
-        (_, term_0_RP), (_, term_1_RP) = record_worlds
+            means_of_record.append((self._compute_representations(x_R1F)[:, 0], term_RP))
+        (_, term_0_RP), (_, term_1_RP) = means_of_record
         # The sum in a world is the sum that was measured, with that world's term of the record.
-        own_term_RP = torch.where(self.world_R[:, None].bool(), term_1_RP, term_0_RP)
-        return tuple((z_RD, sum_RP - own_term_RP + term_RP) for z_RD, term_RP in record_worlds)
+        actual_term_RP = torch.where(self.world_R[:, None].bool(), term_1_RP, term_0_RP)
+        return tuple((z_RD, sum_RP - actual_term_RP + term_RP) for z_RD, term_RP in means_of_record)
 
     def get_weights(self, party: Literal["active", "passive"]) -> Weights:
         """Return the current parameters of all retrainings by name, (R, *shape) each."""
@@ -269,34 +271,42 @@ class Retrainings:
         """Return the standard deviation of the noise on each number of the sum of gradients."""
         return self.protection.gradient_sigma
 
-    def compute_example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
+    def compute_example_terms(
+        self, x_RBF: Tensor, y_RB: Tensor, passive_gradient_RBD: Tensor
+    ) -> Tensor:
         """Return each example's term of the sum of gradients, (R, B, P): its gradient, clipped.
 
-        `x_RBF`, `y_RB`: features and labels. `row_RBD`: the passive's gradients on the
+        `x_RBF`, `y_RB`: features and labels. `passive_gradient_RBD`: the passive's gradients on the
         representations.
         """
-        gradient_RBP = self.compute_example_gradients(x_RBF, y_RB, row_RBD)
+        gradient_RBP = self.compute_example_gradients(x_RBF, y_RB, passive_gradient_RBD)
         if math.isinf(self.protection.gradient_clip):
             return gradient_RBP
         return onto_ball(gradient_RBP, self.protection.gradient_clip)
 
-    def compute_example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
+    def compute_example_gradients(
+        self, x_RBF: Tensor, y_RB: Tensor, passive_gradient_RBD: Tensor
+    ) -> Tensor:
         """Return each example's gradient, (R, B, P), which DP-SGD clips.
 
         The loss is the task loss on features `x_RBF` and labels `y_RB`, plus <g, z>: the product of
-        the passive's gradients g (`row_RBD`) and the representations z. Its gradient by z is thus
-        g.
+        the passive's gradients g (`passive_gradient_RBD`) and the representations z. Its gradient
+        by z is thus g.
         """
 
-        def compute_loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
+        def compute_loss(
+            weights: Weights, x_F: Tensor, y: Tensor, passive_gradient_D: Tensor
+        ) -> Tensor:
             """Return the loss of one example in one retraining."""
             scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
             z_1D = onto_ball(sent_1D, self.protection.clip)
-            return make_joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
+            return make_joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, passive_gradient_D)
 
         # The inner vmap is over the examples of a batch, the outer one over the retrainings.
-        example_gradient = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
-        gradients: Weights = example_gradient(self._weights["active"], x_RBF, y_RB, row_RBD)
+        compute_gradients = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
+        gradients: Weights = compute_gradients(
+            self._weights["active"], x_RBF, y_RB, passive_gradient_RBD
+        )
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
     def _compute_representations(self, x_RBF: Tensor) -> Tensor:
@@ -329,35 +339,46 @@ class Retrainings:
             return value
 
         compute_gradients = vmap(grad(compute_loss, argnums=(0, 1)))
-        own_gradients, row_RBD = compute_gradients(self._weights["passive"], sent_RBD)
-        own_RP = torch.cat([part.flatten(1) for part in own_gradients.values()], dim=1)
-        self._update_weights("passive", own_RP)
-        return onto_ball(row_RBD * len(features_BF), self.protection.row_clip)
+        weight_gradients, row_gradient_RBD = compute_gradients(self._weights["passive"], sent_RBD)
+        weight_gradient_RP = torch.cat(
+            [part.flatten(1) for part in weight_gradients.values()], dim=1
+        )
+        self._update_weights("passive", weight_gradient_RP)
+        return onto_ball(row_gradient_RBD * len(features_BF), self.protection.row_clip)
 
     def _update_weights(self, party: str, gradient_RP: Tensor) -> None:
         """Take one gradient step of a party in all retrainings; gradients are flat, (R, P)."""
-        weights = self._weights[party]
-        rate = self.task.learning_rate if party == "active" else self.task.passive_rate
-        parts = gradient_RP.split([weight[0].numel() for weight in weights.values()], dim=1)
+        weight_by_name = self._weights[party]
+        learning_rate = self.task.learning_rate if party == "active" else self.task.passive_rate
+        gradient_parts = gradient_RP.split(
+            [weight[0].numel() for weight in weight_by_name.values()], dim=1
+        )
         self._weights[party] = {
-            name: weight - rate * part.reshape(weight.shape)
-            for (name, weight), part in zip(weights.items(), parts, strict=True)
+            name: weight - learning_rate * part.reshape(weight.shape)
+            for (name, weight), part in zip(weight_by_name.items(), gradient_parts, strict=True)
         }
 
-    def _draw_normal(self, like: Tensor) -> Tensor:
-        """Draw standard normal noise in the shape of `like`.
+    def _draw_normal(self, template: Tensor) -> Tensor:
+        """Draw standard normal noise in the shape of `template`.
 
         With paired noise, retraining k of world 0 and of world 1 get the same.
         """
-        count = self.count // 2 if self._has_paired_noise else self.count
-        shape = (count, *like.shape[1:])
-        noise = torch.randn(shape, generator=self._noise, device=like.device, dtype=like.dtype)
+        draw_count = self.count // 2 if self._has_paired_noise else self.count
+        shape = (draw_count, *template.shape[1:])
+        noise = torch.randn(
+            shape, generator=self._noise, device=template.device, dtype=template.dtype
+        )
         return torch.cat([noise, noise]) if self._has_paired_noise else noise
 
 
-def _repeat_weights(module: nn.Module, count: int) -> Weights:
-    """Return the weights of a module for `count` (R) retrainings by name, (R, *shape) each."""
-    return {name: p.detach().expand(count, *p.shape) for name, p in module.named_parameters()}
+def _repeat_weights(module: nn.Module, retraining_count: int) -> Weights:
+    """Return the weights of a module for `retraining_count` (R) retrainings by name, (R, *shape)
+    each.
+    """
+    return {
+        name: parameter.detach().expand(retraining_count, *parameter.shape)
+        for name, parameter in module.named_parameters()
+    }
 
 
 # Cases of the slow audit.
@@ -368,7 +389,7 @@ def _repeat_weights(module: nn.Module, count: int) -> Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(Claim):
+class TrainingCase(Claim):
     """An audit of training, whose claim is a mu.
 
     Attributes:
@@ -380,45 +401,45 @@ class Case(Claim):
     """
 
     replaced: bool
-    view: View
+    view: ScoreInput
     protection: Protection
     learning_rate: float
 
 
-_MU = gdp_mu(EPSILON, DELTA)
-_GUARD_ALONE = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _MU, row_clip=0.0)
+_CLAIMED_MU = gdp_mu(EPSILON, DELTA)
+_GUARD_ONLY = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _CLAIMED_MU, row_clip=0.0)
 # With both protections half of mu^2 is for the releases and half for the updates.
-_SIGMA_OF_BOTH = 2 * math.sqrt(2 * EPOCHS) / _MU
+_SIGMA_OF_BOTH = 2 * math.sqrt(2 * EPOCHS) / _CLAIMED_MU
 _GUARD_AND_DP_SGD = Protection(
     clip=1.0, sigma=_SIGMA_OF_BOTH, gradient_clip=1.0, gradient_sigma=_SIGMA_OF_BOTH, row_clip=1.0
 )
-CASES: Mapping[str, Case] = {
-    "guard alone": Case(
+CASES: Mapping[str, TrainingCase] = {
+    "guard alone": TrainingCase(
         title="guard alone, a label flipped: the other rows' releases",
         says="T releases of one row, encoder held fixed (epsilon_x)",
         replaced=False,
         view="other rows",
-        protection=_GUARD_ALONE,
-        claim=_MU,
+        protection=_GUARD_ONLY,
+        claim=_CLAIMED_MU,
         exceeded=True,
         learning_rate=6.0,
     ),
-    "private, other rows": Case(
+    "private, other rows": TrainingCase(
         title="guard and DP-SGD, a label flipped: the other rows' releases",
         says="one label in whole training (epsilon_y)",
         replaced=False,
         view="other rows",
         protection=replace(_GUARD_AND_DP_SGD, row_clip=0.0),
-        claim=_MU / math.sqrt(2),
+        claim=_CLAIMED_MU / math.sqrt(2),
         learning_rate=6.0,
     ),
-    "private, everything": Case(
+    "private, everything": TrainingCase(
         title="guard and DP-SGD, a record replaced: everything that is claimed",
         says="one record in whole training (epsilon_model)",
         replaced=True,
         view="everything",
         protection=_GUARD_AND_DP_SGD,
-        claim=_MU,
+        claim=_CLAIMED_MU,
         learning_rate=0.1,
     ),
 }
@@ -436,13 +457,13 @@ def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
     return modules, objective
 
 
-def make_task(case: Case, *, epochs: int = EPOCHS) -> Task:
+def make_task(case: TrainingCase, *, epochs: int = EPOCHS) -> Task:
     """Return the task of a case: 40 rows of breast cancer, of which the first is an outlier.
 
     World 1 differs in the first row, the audited record. `epochs`: number of epochs.
     """
     data = load_data(DataSettings(dataset="breast_cancer"), seed=_SEED)
-    rows = data.train_rows[:_ROWS]
+    rows = data.train_rows[:_ROW_COUNT]
     assert data.active.labels is not None
     x_NF = data.active.features[rows].float()
     y_N = data.active.labels[rows].clone()
@@ -457,7 +478,9 @@ def make_task(case: Case, *, epochs: int = EPOCHS) -> Task:
         record=0,
         other_features=-x_NF[0] if case.replaced else x_NF[0],
         other_label=1 - int(y_N[0]),
-        batches=shuffle_rows(torch.arange(_ROWS), _SEED, "audit", "batches").split(_BATCH),
+        batches=shuffle_rows(torch.arange(_ROW_COUNT), _SEED, "audit", "batches").split(
+            _BATCH_SIZE
+        ),
         epochs=epochs,
         learning_rate=case.learning_rate,
         passive_rate=0.01,
@@ -481,16 +504,18 @@ class OtherRowsScore:
     """The score of an auditor that reads the releases of all rows but the record's.
 
     It is linear: each released row times its mean change from world 0 to world 1
-    (`estimate_directions`), summed.
+    (`estimate_row_changes`), summed.
     """
 
-    def __init__(self, runs: Retrainings, directions: Sequence[Tensor]) -> None:
+    def __init__(self, retrainings: Retrainings, row_changes_by_step: Sequence[Tensor]) -> None:
         """Start with a score of 0 for each retraining.
 
-        `directions`: mean change of each row in each step, (B, D) each.
+        `row_changes_by_step`: mean change of each row in each step, (B, D) each.
         """
-        self._directions = directions
-        self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
+        self._directions = row_changes_by_step
+        self.score_R = torch.zeros(
+            retrainings.count, dtype=torch.float64, device=retrainings.world_R.device
+        )
 
     def __call__(self, step: Step) -> None:
         """Add the part of one step to the score (R,): <z_j, d_j> summed over the rows j.
@@ -507,11 +532,13 @@ class WhiteBoxScore:
     It is for retrainings with DP-SGD.
     """
 
-    def __init__(self, runs: Retrainings) -> None:
+    def __init__(self, retrainings: Retrainings) -> None:
         """Start with a score of 0 for each retraining."""
-        self._sigma = runs.protection.sigma
-        self._gradient_sigma = runs.get_noise_deviation()
-        self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
+        self._sigma = retrainings.protection.sigma
+        self._gradient_sigma = retrainings.get_noise_deviation()
+        self.score_R = torch.zeros(
+            retrainings.count, dtype=torch.float64, device=retrainings.world_R.device
+        )
 
     def __call__(self, step: Step) -> None:
         """Add the log likelihood ratios of one step: of the record's release and of the noisy sum
@@ -521,11 +548,17 @@ class WhiteBoxScore:
             return
         # The record's representation, and the sum of gradients, in world 0 and in world 1.
         (z_0, sum_0), (z_1, sum_1) = step.worlds
-        self.score_R += _compute_ratio(step.sent[:, step.record_position], z_0, z_1, self._sigma)
-        self.score_R += _compute_ratio(step.update, sum_0, sum_1, self._gradient_sigma)
+        self.score_R += _compute_log_likelihood_ratio(
+            step.sent[:, step.record_position], z_0, z_1, self._sigma
+        )
+        self.score_R += _compute_log_likelihood_ratio(
+            step.update, sum_0, sum_1, self._gradient_sigma
+        )
 
 
-def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
+def _compute_log_likelihood_ratio(
+    observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float
+) -> Tensor:
     """Return the log likelihood ratio of `mean_1` over `mean_0` under normal noise, (R,).
 
     `observed`: what the auditor sees in each of R retrainings, (R, D) or (R, P). `mean_0`,
@@ -538,39 +571,41 @@ def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: floa
     return ((observed - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(1) / sigma**2
 
 
-def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
+def estimate_row_changes(
+    case: TrainingCase, task: Task, *, pair_count: int, seed: int
+) -> list[Tensor]:
     """Return the mean change of every released row from world 0 to world 1, (B, D) for each step.
 
-    World 1 has another record in one row, whose own change is set to 0. `pairs`: number of pairs of
-    retrainings with the same noise. `seed`: seed of the noise.
+    World 1 has another record in one row, whose own change is set to 0. `pair_count`: number of
+    pairs of retrainings with the same noise. `seed`: seed of the noise.
     """
     modules, objective = make_networks()
-    runs = Retrainings(
+    retrainings = Retrainings(
         task,
         case.protection,
-        modules=modules,
-        objective=objective,
-        count=2 * pairs,
+        active_modules=modules,
+        passive_objective=objective,
+        retraining_count=2 * pair_count,
         seed=seed,
-        paired=True,
+        has_paired_noise=True,
     )
-    directions: list[Tensor] = []
+    row_changes_by_step: list[Tensor] = []
 
-    def note_direction(step: Step) -> None:
+    def note_row_change(step: Step) -> None:
         """Add the mean change of each row of this step, over the pairs of retrainings, to
         the list.
         """
-        change_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
+        change_BD = (step.clean[pair_count:] - step.clean[:pair_count]).mean(0)
         if step.record_position >= 0:
             change_BD[step.record_position] = 0
-        directions.append(change_BD)
+        row_changes_by_step.append(change_BD)
 
-    runs.run_training(note_direction)
-    return directions
+    retrainings.run_training(note_row_change)
+    return row_changes_by_step
 
 
 def declare_study(
-    folder: Path, *, retrainings: int, seed: int = 0, device: torch.device
+    folder: Path, *, retraining_count: int, seed: int = 0, device: torch.device
 ) -> Study[Audited]:
     """Return the study of all cases, whose results are also stored in audit.json.
 
@@ -578,7 +613,8 @@ def declare_study(
 
     Args:
         folder: folder of the study.
-        retrainings: number of retrainings of each case, both worlds together: even, at least 120.
+        retraining_count: number of retrainings of each case, both worlds together: even, at least
+            120.
         seed: seed of the noise.
         device: device that computes the retrainings.
     """
@@ -587,7 +623,9 @@ def declare_study(
         reading=f"The proved epsilons of each table hold together at {_CONFIDENCE:.0%}. One above "
         "its claim proves the claim wrong; one below proves nothing about it.",
         folder=folder,
-        measure=partial(_measure_cases, folder, retrainings=retrainings, seed=seed, device=device),
+        measure=partial(
+            _measure_cases, folder, retraining_count=retraining_count, seed=seed, device=device
+        ),
         compare=lambda audited: [
             Part(name=name.lower(), table=make_table(results, name))
             for name, results in audited.values.items()
@@ -599,7 +637,7 @@ def declare_study(
 def _measure_cases(
     folder: Path,
     *,
-    retrainings: int,
+    retraining_count: int,
     seed: int,
     device: torch.device,
     jobs: int,
@@ -607,16 +645,16 @@ def _measure_cases(
 ) -> Audited:
     """Measure all audited cases one after another, whatever `jobs` is, and write audit.json.
 
-    `retrainings`: number of retrainings of each case, both worlds together. `seed`: seed of the
-    noise. `device`: device that computes. `on_done`: function that is called after each case.
+    `retraining_count`: number of retrainings of each case, both worlds together. `seed`: seed of
+    the noise. `device`: device that computes. `on_done`: function that is called after each case.
     """
-    trainings = list[Result]()
-    votes = list[Result]()
+    training_results = list[AuditResult]()
+    vote_results = list[AuditResult]()
 
-    def note_result(results: list[Result], result: Result) -> None:
+    def note_result(results: list[AuditResult], result: AuditResult) -> None:
         """Append a result to the list of its table, and report progress."""
         results.append(result)
-        on_done(len(trainings) + len(votes), len(CASES) + len(VOTE_CASES))
+        on_done(len(training_results) + len(vote_results), len(CASES) + len(VOTE_CASES))
 
     # The cases of a table share its probability of an error equally.
     level = (1 - _CONFIDENCE) / len(CASES)
@@ -624,85 +662,95 @@ def _measure_cases(
         # A case uses several seeds from its first one on, one for each batch of retrainings.
         first_seed = 1000 * seed + 100 * index
         result = measure_case(
-            case, retrainings=retrainings, seed=first_seed, level=level, device=device
+            case, retraining_count=retraining_count, seed=first_seed, level=level, device=device
         )
-        note_result(trainings, result)
+        note_result(training_results, result)
     level = (1 - _CONFIDENCE) / len(VOTE_CASES)
     for index, vote_case in enumerate(VOTE_CASES.values()):
         result = measure_vote_case(
-            vote_case, runs=retrainings // 2, seed=1000 * seed + index, level=level
+            vote_case, run_count=retraining_count // 2, seed=1000 * seed + index, level=level
         )
-        note_result(votes, result)
+        note_result(vote_results, result)
     document = {
         "confidence": _CONFIDENCE,
         "seed": seed,
         "device": str(device),
         "machine": describe_machine(),
-        "cases": [result.as_json() for result in trainings],
-        "votes": [result.as_json() for result in votes],
+        "cases": [result.as_json() for result in training_results],
+        "votes": [result.as_json() for result in vote_results],
     }
     write_text(folder / "audit.json", to_json(document))
-    return Found({"Trainings": trainings, "Votes": votes})
+    return StudyValues({"Trainings": training_results, "Votes": vote_results})
 
 
 def _score_retrainings(
-    case: Case, task: Task, directions: Sequence[Tensor], retrainings: int, seed: int
+    case: TrainingCase,
+    task: Task,
+    row_changes_by_step: Sequence[Tensor],
+    retraining_count: int,
+    seed: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Retrain in batches that fit into memory; return the scores in world 0 and in world 1.
 
-    `directions`: mean changes of released rows, for the score of other rows. `retrainings`: number
-    of retrainings, both worlds together. `seed`: seed of the noise of the first batch; each further
-    batch has the next seed.
+    `row_changes_by_step`: mean changes of released rows, for the score of other rows.
+    `retraining_count`: number of retrainings, both worlds together. `seed`: seed of the noise of
+    the first batch; each further batch has the next seed.
     """
     scores_by_world: tuple[list[Tensor], list[Tensor]] = ([], [])
-    batches = math.ceil(retrainings / _MAX_TOGETHER)
-    for batch in range(batches):
+    batch_count = math.ceil(retraining_count / _MAX_PARALLEL_RETRAININGS)
+    for batch in range(batch_count):
         modules, objective = make_networks()
-        count = 2 * (retrainings // (2 * batches))  # even, and the same in each batch
-        runs = Retrainings(
+        batch_size = 2 * (retraining_count // (2 * batch_count))  # even, and the same in each batch
+        retrainings = Retrainings(
             task,
             case.protection,
-            modules=modules,
-            objective=objective,
-            count=count,
+            active_modules=modules,
+            passive_objective=objective,
+            retraining_count=batch_size,
             seed=seed + batch,
         )
         score = (
-            OtherRowsScore(runs, directions) if case.view == "other rows" else WhiteBoxScore(runs)
+            OtherRowsScore(retrainings, row_changes_by_step)
+            if case.view == "other rows"
+            else WhiteBoxScore(retrainings)
         )
-        runs.run_training(score)
+        retrainings.run_training(score)
         for world in (0, 1):
-            scores_by_world[world].append(score.score_R[runs.world_R == world].cpu())
+            scores_by_world[world].append(score.score_R[retrainings.world_R == world].cpu())
     scores_0, scores_1 = (torch.cat(scores).numpy() for scores in scores_by_world)
     return scores_0, scores_1
 
 
 def measure_case(
-    case: Case, *, retrainings: int, seed: int, level: float, device: torch.device
-) -> Result:
+    case: TrainingCase, *, retraining_count: int, seed: int, level: float, device: torch.device
+) -> AuditResult:
     """Retrain as one case says, score the retrainings, and bound mu from below.
 
     World 1 has another record than world 0 in one row of the training data.
 
     Args:
         case: what is audited.
-        retrainings: number of retrainings, both worlds together.
+        retraining_count: number of retrainings, both worlds together.
         seed: seed of the noise of the directions; each batch of retrainings has the next seed.
         level: probability that the bound is wrong, at most.
         device: device that computes the retrainings.
     """
     began = time.monotonic()
     task = make_task(case).to(device)
-    directions: list[Tensor] = []
+    row_changes_by_step: list[Tensor] = []
     if case.view == "other rows":
         # Retrainings that only estimate directions are not scored.
-        directions = estimate_directions(case, task, pairs=_DIRECTION_PAIRS, seed=seed)
-    scores_0, scores_1 = _score_retrainings(case, task, directions, retrainings, seed + 1)
+        row_changes_by_step = estimate_row_changes(
+            case, task, pair_count=_ROW_CHANGE_PAIRS, seed=seed
+        )
+    scores_0, scores_1 = _score_retrainings(
+        case, task, row_changes_by_step, retraining_count, seed + 1
+    )
     evidence = collect_evidence(scores_0, scores_1, level=level)
-    count = 2 * len(scores_0)
-    measured_values = {
+    scored_count = 2 * len(scores_0)
+    values_by_name = {
         "view": case.view,
-        "retrainings": count,
+        "retrainings": scored_count,
         "epochs": EPOCHS,
         "delta": DELTA,
         "claim_mu": case.claim,
@@ -711,12 +759,14 @@ def measure_case(
         "epsilon_low": evidence.epsilon_low(DELTA),
         "seconds": time.monotonic() - began,
     }
-    counted = f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {count} retrainings"
-    exceeded = evidence.mu_low > case.claim
-    return Result(
+    run_count_text = (
+        f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {scored_count} retrainings"
+    )
+    has_exceeded = evidence.mu_low > case.claim
+    return AuditResult(
         case=case,
-        exceeded=exceeded,
-        counted=counted,
-        figures=measured_values,
+        exceeded=has_exceeded,
+        counted=run_count_text,
+        figures=values_by_name,
         scores=(scores_0, scores_1),
     )

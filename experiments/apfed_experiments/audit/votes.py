@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from apfed_experiments.audit.bounds import (
     DELTA,
+    AuditResult,
     Claim,
-    Result,
     bound_epsilon_by_scores,
     collect_evidence,
 )
@@ -45,12 +45,12 @@ from secure_apfed.privacy.randomised_response import VoteResponse
 Floats = NDArray[np.float64]
 
 
-def _derive_key(seed: int, *use: str | int) -> bytes:
+def _derive_key(seed: int, *purpose: str | int) -> bytes:
     """Derive a key of 32 bytes from a seed and what it is for.
 
     The key is no secret: the audit is repeatable, and nobody's data are at stake.
     """
-    return hashlib.sha256(repr((seed, *use)).encode()).digest()
+    return hashlib.sha256(repr((seed, *purpose)).encode()).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class TwoTables:
     readable: int = -1
 
 
-def make_people_on_a_line(*, labelled: bool) -> TwoTables:
+def make_people_on_a_line(*, has_label: bool) -> TwoTables:
     """Return tables of one feature: two groups far apart, and nine people in the middle.
 
     The worlds differ in one person, whose record is to change as many votes as possible. Without a
@@ -125,15 +125,15 @@ def make_people_on_a_line(*, labelled: bool) -> TwoTables:
     middle in a graph of neighbours. With a label the person is the only one of class 1, on the
     right or far on the left.
 
-    `labelled`: whether the person has a label.
+    `has_label`: whether the person has a label.
     """
     left_group = np.array([-2.0, -2.1, -1.9])
-    middle = np.linspace(-0.01, 0.01, 9)
-    others = [*left_group, *-left_group, *middle]
-    person_0, person_1 = (1.9, -8.0) if labelled else (-1.0, 1.0)
-    labelled_rows = np.array([1, 0]) if labelled else np.array([1, 4])
+    middle_group = np.linspace(-0.01, 0.01, 9)
+    other_people = [*left_group, *-left_group, *middle_group]
+    person_0, person_1 = (1.9, -8.0) if has_label else (-1.0, 1.0)
+    labelled_rows = np.array([1, 0]) if has_label else np.array([1, 4])
     return TwoTables(
-        features=(np.array([[person_0, *others]]).T, np.array([[person_1, *others]]).T),
+        features=(np.array([[person_0, *other_people]]).T, np.array([[person_1, *other_people]]).T),
         labelled=labelled_rows,
         labels=np.array([0, 1]),
         classes=2,
@@ -160,14 +160,14 @@ def make_labelled_person() -> TwoTables:
     )
 
 
-def score_answers(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
-    """Score `runs` randomised answers to one vote: 1 for class 1, -1 for class 0, else 0.
+def score_answers(response: VoteResponse, run_count: int, seed: int, world: int) -> Floats:
+    """Score `run_count` randomised answers to one vote: 1 for class 1, -1 for class 0, else 0.
 
     A vote names a class; randomised response answers with it or, at random, with another class.
-    `response`: randomised response under audit. `runs`: R. `world`: 0 or 1, the class of the vote.
-    Returns the scores, (R,).
+    `response`: randomised response under audit. `run_count`: R. `world`: 0 or 1, the class of the
+    vote. Returns the scores, (R,).
     """
-    votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
+    votes_RK = np.tile(np.eye(response.classes)[world], (run_count, 1))
     answers_R = response.randomise_votes(
         votes_RK, key=_derive_key(seed, "answer", world), about=b"audit"
     )
@@ -175,21 +175,29 @@ def score_answers(response: VoteResponse, runs: int, seed: int, world: int) -> F
 
 
 def score_sums(
-    added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
+    noisy_sum: NoisySum, vote_by_world: tuple[Floats, Floats], run_count: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` noisy sums of votes along the difference of the two worlds' votes; return (R,).
+    """Score `run_count` noisy sums of votes along the difference of the two worlds' votes; return
+    (R,).
 
-    `added`: noisy sum under audit. `votes`: vote of a passive on one row in each world, a score for
-    each of K classes, (K,). `runs`: R. `world`: 0 or 1, whose vote is in the sum.
+    `noisy_sum`: noisy sum under audit. `vote_by_world`: vote of a passive on one row in each world,
+    a score for each of K classes, (K,). `run_count`: R. `world`: 0 or 1, whose vote is in the sum.
     """
-    total_RK = added.reveal_sums(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
-    return np.asarray(total_RK @ (votes[1] - votes[0]))
+    total_RK = noisy_sum.reveal_sums(
+        np.tile(vote_by_world[world], (run_count, 1)), seed=seed, world=world
+    )
+    return np.asarray(total_RK @ (vote_by_world[1] - vote_by_world[0]))
 
 
 def score_all_answers(
-    labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
+    labeller: Labeller,
+    response: VoteResponse,
+    tables: TwoTables,
+    run_count: int,
+    seed: int,
+    world: int,
 ) -> Floats:
-    """Score `runs` sets of randomised answers on all rows by their log likelihood ratio, (R,).
+    """Score `run_count` sets of randomised answers on all rows by their log likelihood ratio, (R,).
 
     Letters: R runs, U rows, F features, K classes.
 
@@ -201,12 +209,12 @@ def score_all_answers(
         harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
     ]
-    repeated_votes = np.tile(votes_by_world[world], (runs, 1))
+    repeated_votes = np.tile(votes_by_world[world], (run_count, 1))
     answers = response.randomise_votes(
         repeated_votes, key=_derive_key(seed, "answers", world), about=b"audit"
     )
     votes_0_UK, votes_1_UK = votes_by_world
-    answers_RUK = np.eye(tables.classes)[answers].reshape(runs, *votes_0_UK.shape)
+    answers_RUK = np.eye(tables.classes)[answers].reshape(run_count, *votes_0_UK.shape)
     # An answer equal to the vote is e^epsilon times as likely as one other class, so each answer
     # that agrees with world 1's vote, and not with world 0's, adds epsilon.
     agreement_R = (answers_RUK * (votes_1_UK - votes_0_UK)).sum(axis=(1, 2))
@@ -236,37 +244,40 @@ class _WeightReadings:
 
 
 def _observe_weights(
-    private: MakeLabeller, tables: TwoTables, runs: int, seed: int, world: int
+    make_labeller: MakeLabeller, tables: TwoTables, run_count: int, seed: int, world: int
 ) -> _WeightReadings:
-    """Fit a private labeller `runs` times, and compute its noisy weights from votes on unit
+    """Fit a private labeller `run_count` times, and compute its noisy weights from votes on unit
     vectors.
 
     A labeller is a passive's rule that votes; the weights of a private one are noised. Weights are
     in units of the noise. Letters: R runs, U rows, F features, K classes.
 
-    `private`: function that returns the labeller for a key of its noise. `tables`: two tables that
-    differ in one record, one for each world. `world`: 0 or 1, whose table is fitted.
+    `make_labeller`: function that returns the labeller for a key of its noise. `tables`: two tables
+    that differ in one record, one for each world. `world`: 0 or 1, whose table is fitted.
     """
     unit_rows = slice(tables.readable, tables.readable + tables.features[0].shape[1])
     labelled = tables.labelled
     labels = tables.labels
     votes_RUK = np.stack(
         [
-            private(_derive_key(seed, "weights", world, run)).label_rows(
+            make_labeller(_derive_key(seed, "weights", world, run)).label_rows(
                 tables.features[world], labelled, labels, tables.classes
             )
-            for run in range(runs)
+            for run in range(run_count)
         ]
     )
     # Logits of a unit vector are weights, up to a constant for each row.
-    log_RFK = np.log(votes_RUK[:, unit_rows])
-    weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
+    log_votes_RFK = np.log(votes_RUK[:, unit_rows])
+    weights_RFK = log_votes_RFK - log_votes_RFK.mean(axis=2, keepdims=True)
     # The auditor computes both worlds' weights without noise, in units of the noise; the key is
     # never used.
-    clean = private(bytes(32))
-    sigma = clean.compute_sigma(labelled_count=len(labelled), classes=tables.classes)
+    unused_key_labeller = make_labeller(bytes(32))
+    sigma = unused_key_labeller.compute_sigma(labelled_count=len(labelled), classes=tables.classes)
     mean_0_FK, mean_1_FK = (
-        clean.fit_weights(clean.normalise_rows(x_UF)[labelled], labels, tables.classes) / sigma
+        unused_key_labeller.fit_weights(
+            unused_key_labeller.normalise_rows(x_UF)[labelled], labels, tables.classes
+        )
+        / sigma
         for x_UF in tables.features
     )
     # Log likelihood ratio of two normal distributions of variance 1.
@@ -276,63 +287,74 @@ def _observe_weights(
         harden_votes(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
         for x_UF in tables.features
     )
-    own_RK = harden_votes(votes_RUK[:, tables.person])
-    return _WeightReadings(ratio=ratio_R, votes=own_RK, votes_by_world=(vote_0_RK, vote_1_RK))
+    person_votes_RK = harden_votes(votes_RUK[:, tables.person])
+    return _WeightReadings(
+        ratio=ratio_R, votes=person_votes_RK, votes_by_world=(vote_0_RK, vote_1_RK)
+    )
 
 
 def score_weights(
-    private: MakeLabeller, tables: TwoTables, runs: int, seed: int, world: int
+    make_labeller: MakeLabeller, tables: TwoTables, run_count: int, seed: int, world: int
 ) -> Floats:
-    """Score `runs` noisy weights of a labeller by their log likelihood ratio; return the scores,
-    (R,).
+    """Score `run_count` noisy weights of a labeller by their log likelihood ratio; return the
+    scores, (R,).
 
-    Other people's votes reveal these weights. `private`: function that returns the labeller for a
-    key of its noise. `tables`: two tables that differ in one record, one for each world. `world`: 0
-    or 1, whose table is fitted.
+    Other people's votes reveal these weights. `make_labeller`: function that returns the labeller
+    for a key of its noise. `tables`: two tables that differ in one record, one for each world.
+    `world`: 0 or 1, whose table is fitted.
     """
-    return _observe_weights(private, tables, runs, seed, world).ratio
+    return _observe_weights(make_labeller, tables, run_count, seed, world).ratio
 
 
 def score_weights_and_answer(
-    private: MakeLabeller,
+    make_labeller: MakeLabeller,
     response: VoteResponse,
     tables: TwoTables,
-    runs: int,
+    run_count: int,
     seed: int,
     world: int,
 ) -> Floats:
-    """Score `runs` noisy weights of a labeller together with the person's own randomised answer.
+    """Score `run_count` noisy weights of a labeller together with the person's own randomised
+    answer.
 
-    The scores, (R,), are log likelihood ratios. `private`: function that returns the labeller for a
-    key of its noise. `response`: randomised response of the person's vote. `tables`: two tables
-    that differ in one record, one for each world. `world`: 0 or 1, whose table the passive has.
+    The scores, (R,), are log likelihood ratios. `make_labeller`: function that returns the labeller
+    for a key of its noise. `response`: randomised response of the person's vote. `tables`: two
+    tables that differ in one record, one for each world. `world`: 0 or 1, whose table the passive
+    has.
     """
-    readings = _observe_weights(private, tables, runs, seed, world)
+    readings = _observe_weights(make_labeller, tables, run_count, seed, world)
     answers_R = response.randomise_votes(
         readings.votes, key=_derive_key(seed, "own", world), about=b"audit"
     )
     vote_0_RK, vote_1_RK = readings.votes_by_world
     # 1 where an answer agrees with the vote of world 1 only, -1 for world 0 only, else 0.
     agreement_RK = vote_1_RK - vote_0_RK
-    return readings.ratio + response.epsilon * agreement_RK[np.arange(runs), answers_R]
+    return readings.ratio + response.epsilon * agreement_RK[np.arange(run_count), answers_R]
 
 
 def score_weights_and_sum(
-    private: MakeLabeller, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
+    make_labeller: MakeLabeller,
+    noisy_sum: NoisySum,
+    tables: TwoTables,
+    run_count: int,
+    seed: int,
+    world: int,
 ) -> Floats:
-    """Score `runs` noisy weights of a labeller together with the noisy sum of votes on the person's
-    row.
+    """Score `run_count` noisy weights of a labeller together with the noisy sum of votes on the
+    person's row.
 
-    The scores, (R,), are log likelihood ratios. `private`: function that returns the labeller for a
-    key of its noise. `added`: noisy sum of the passives' votes. `tables`: two tables that differ in
-    one record, one for each world. `world`: 0 or 1, whose table the passive has.
+    The scores, (R,), are log likelihood ratios. `make_labeller`: function that returns the labeller
+    for a key of its noise. `noisy_sum`: noisy sum of the passives' votes. `tables`: two tables that
+    differ in one record, one for each world. `world`: 0 or 1, whose table the passive has.
     """
-    readings = _observe_weights(private, tables, runs, seed, world)
-    total_RK = added.reveal_sums(readings.votes, seed=seed, world=world)
+    readings = _observe_weights(make_labeller, tables, run_count, seed, world)
+    total_RK = noisy_sum.reveal_sums(readings.votes, seed=seed, world=world)
     # The sums without noise that these weights would give in each world.
-    mean_0_RK, mean_1_RK = (added.point.levels * votes_RK for votes_RK in readings.votes_by_world)
+    mean_0_RK, mean_1_RK = (
+        noisy_sum.point.levels * votes_RK for votes_RK in readings.votes_by_world
+    )
     # The noise of all honest passives adds up; sums are in steps of fixed point.
-    variance = added.honest * added.point.noise**2
+    variance = noisy_sum.honest * noisy_sum.point.noise**2
     middle_RK = (mean_0_RK + mean_1_RK) / 2
     sum_ratio_R = ((total_RK - middle_RK) * (mean_1_RK - mean_0_RK)).sum(axis=1) / variance
     return np.asarray(readings.ratio + sum_ratio_R)
@@ -357,52 +379,63 @@ class VoteCase(Claim):
     scores: Callable[[int, int, int], Floats]
 
 
-def measure_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Result:
-    """Run one case `runs` times in each of two worlds, and bound its epsilon from below.
+def measure_vote_case(case: VoteCase, *, run_count: int, seed: int, level: float) -> AuditResult:
+    """Run one case `run_count` times in each of two worlds, and bound its epsilon from below.
 
     The worlds are two tables that differ in one record. `level`: probability that the bound is
     wrong, at most; two bounds share it equally.
     """
     began = time.monotonic()
-    scores_0, scores_1 = (case.scores(runs, seed, world) for world in (0, 1))
+    scores_0, scores_1 = (case.scores(run_count, seed, world) for world in (0, 1))
     # A Gaussian mechanism has a second bound, by mu, and the larger one counts.
     bound_level = level / 2 if case.gaussian else level
     epsilon_low = bound_epsilon_by_scores(scores_0, scores_1, delta=DELTA, level=bound_level)
     if case.gaussian:
         evidence = collect_evidence(scores_0, scores_1, level=bound_level)
         epsilon_low = max(epsilon_low, evidence.epsilon_low(DELTA))
-    measured_values = {
+    values_by_name = {
         "delta": DELTA,
         "claim_epsilon": case.claim,
         "epsilon_low": epsilon_low,
-        "runs": 2 * runs,
+        "runs": 2 * run_count,
         "level": level,
         "seconds": time.monotonic() - began,
     }
-    return Result(
+    return AuditResult(
         case=case,
         exceeded=epsilon_low > case.claim,
-        counted=f"{2 * runs} runs",
-        figures=measured_values,
+        counted=f"{2 * run_count} runs",
+        figures=values_by_name,
     )
 
 
-_ANSWER = VoteResponse(epsilon=2.0, classes=3)
-_TWO_CLASS_ANSWER = VoteResponse(epsilon=1.0, classes=2)
-_HONEST = 2
-_STEPS = 127
-_DEVIATION = 127
+_THREE_CLASS_RESPONSE = VoteResponse(epsilon=2.0, classes=3)
+_TWO_CLASS_RESPONSE = VoteResponse(epsilon=1.0, classes=2)
+_HONEST_PASSIVES = 2
+_FIXED_POINT_STEPS = 127
+_NOISE_STEPS = 127
 _NOISY_SUM = NoisySum(
-    point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_DEVIATION), honest=_HONEST
+    point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_NOISE_STEPS),
+    honest=_HONEST_PASSIVES,
 )
-_HARD_SUM = build_vote_release(
-    Logistic(), hard=True, deviation=_DEVIATION, honest=_HONEST, steps=_STEPS, classes=3
+_HARD_VOTE_RELEASE = build_vote_release(
+    Logistic(),
+    hard=True,
+    deviation=_NOISE_STEPS,
+    honest=_HONEST_PASSIVES,
+    steps=_FIXED_POINT_STEPS,
+    classes=3,
 )
-_SOFT_SUM = build_vote_release(
-    Ridge(), hard=False, deviation=_DEVIATION, honest=_HONEST, steps=_STEPS, classes=3
+_SOFT_VOTE_RELEASE = build_vote_release(
+    Ridge(),
+    hard=False,
+    deviation=_NOISE_STEPS,
+    honest=_HONEST_PASSIVES,
+    steps=_FIXED_POINT_STEPS,
+    classes=3,
 )
-_HARD_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
-_SIGNED_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
+_HARD_VOTE_BY_WORLD = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
+_SIGNED_VOTE_BY_WORLD = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
 _WEIGHTS_EPSILON = 6.0
 
 
@@ -411,57 +444,63 @@ def _make_labeller(key: bytes) -> PrivateLogistic:
     return PrivateLogistic(epsilon=_WEIGHTS_EPSILON, delta=DELTA, key=key)
 
 
-_PRIVATE = _make_labeller(bytes(32))
+_PRIVATE_LABELLER = _make_labeller(bytes(32))
 VOTE_CASES: Mapping[str, VoteCase] = {
     "one answer": VoteCase(
         title="one vote under randomised response: its answer",
         says="one vote, labeller held fixed",
-        claim=_ANSWER.epsilon,
-        scores=partial(score_answers, _ANSWER),
+        claim=_THREE_CLASS_RESPONSE.epsilon,
+        scores=partial(score_answers, _THREE_CLASS_RESPONSE),
     ),
     "one vote in a sum": VoteCase(
         title="one hard vote in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_HARD_SUM.epsilon_of(1, DELTA),
+        claim=_HARD_VOTE_RELEASE.epsilon_of(1, DELTA),
         gaussian=True,
-        scores=partial(score_sums, _NOISY_SUM, _HARD_VOTES),
+        scores=partial(score_sums, _NOISY_SUM, _HARD_VOTE_BY_WORLD),
     ),
     "one signed vote in a sum": VoteCase(
         title="one row of a ridge's votes in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SOFT_SUM.epsilon_of(1, DELTA),
+        claim=_SOFT_VOTE_RELEASE.epsilon_of(1, DELTA),
         gaussian=True,
-        scores=partial(score_sums, _NOISY_SUM, _SIGNED_VOTES),
+        scores=partial(score_sums, _NOISY_SUM, _SIGNED_VOTE_BY_WORLD),
     ),
     "inductive, no label": VoteCase(
         title="logistic regression, a record without a label replaced: all answers",
         says="the whole record of a person without a label",
         claim=compute_table_guarantee(
-            Logistic(), _TWO_CLASS_ANSWER, delta=DELTA
+            Logistic(), _TWO_CLASS_RESPONSE, delta=DELTA
         ).unlabelled_epsilon,
         scores=partial(
-            score_all_answers, Logistic(), _TWO_CLASS_ANSWER, make_people_on_a_line(labelled=False)
+            score_all_answers,
+            Logistic(),
+            _TWO_CLASS_RESPONSE,
+            make_people_on_a_line(has_label=False),
         ),
     ),
     "transductive, no label": VoteCase(
         title="label spreading, a record without a label replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO_CLASS_ANSWER.epsilon,
+        claim=_TWO_CLASS_RESPONSE.epsilon,
         exceeded=True,
         scores=partial(
             score_all_answers,
             Spreading(neighbours=2),
-            _TWO_CLASS_ANSWER,
-            make_people_on_a_line(labelled=False),
+            _TWO_CLASS_RESPONSE,
+            make_people_on_a_line(has_label=False),
         ),
     ),
     "weights as they are": VoteCase(
         title="logistic regression, a labelled record replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO_CLASS_ANSWER.epsilon,
+        claim=_TWO_CLASS_RESPONSE.epsilon,
         exceeded=True,
         scores=partial(
-            score_all_answers, Logistic(), _TWO_CLASS_ANSWER, make_people_on_a_line(labelled=True)
+            score_all_answers,
+            Logistic(),
+            _TWO_CLASS_RESPONSE,
+            make_people_on_a_line(has_label=True),
         ),
     ),
     "private weights": VoteCase(
@@ -474,13 +513,19 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "private weights, own answer": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, own answer",
         says="the whole record of a labelled person",
-        claim=compute_table_guarantee(_PRIVATE, _ANSWER, delta=DELTA).labelled_epsilon,
-        scores=partial(score_weights_and_answer, _make_labeller, _ANSWER, make_labelled_person()),
+        claim=compute_table_guarantee(
+            _PRIVATE_LABELLER, _THREE_CLASS_RESPONSE, delta=DELTA
+        ).labelled_epsilon,
+        scores=partial(
+            score_weights_and_answer, _make_labeller, _THREE_CLASS_RESPONSE, make_labelled_person()
+        ),
     ),
     "private weights, own vote in a sum": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, noisy sum",
         says="the whole record of a labelled person",
-        claim=compute_table_guarantee(_PRIVATE, _HARD_SUM, delta=DELTA).labelled_epsilon,
+        claim=compute_table_guarantee(
+            _PRIVATE_LABELLER, _HARD_VOTE_RELEASE, delta=DELTA
+        ).labelled_epsilon,
         gaussian=True,
         scores=partial(score_weights_and_sum, _make_labeller, _NOISY_SUM, make_labelled_person()),
     ),

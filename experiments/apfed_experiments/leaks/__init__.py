@@ -47,18 +47,18 @@ from apfed_experiments.leaks.votes import (
 )
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.study import Found, OnDone
+from apfed_experiments.study import OnDone, StudyValues
 from apfed_experiments.summary import Row
 from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import one_thread
 from secure_apfed.errors import ConfigError
 
-__all__ = ["PARTS", "declare_study"]
+__all__ = ["LIST_ROWS_BY_PART", "declare_study"]
 
-PartRows: TypeAlias = Found[dict[str, list[Row]]]
+PartRows: TypeAlias = StudyValues[dict[str, list[Row]]]
 """The rows of every part that was measured."""
 
-PARTS: Mapping[str, Callable[[], Iterator[MeasuredRow]]] = {
+LIST_ROWS_BY_PART: Mapping[str, Callable[[], Iterator[MeasuredRow]]] = {
     "inversion": list_inversion_rows,
     "chosen": list_chosen_rows,
     "decoder": list_decoder_rows,
@@ -79,20 +79,20 @@ PARTS: Mapping[str, Callable[[], Iterator[MeasuredRow]]] = {
 }
 
 
-def declare_study(names: Sequence[str], store: Path | None = None) -> Study[PartRows]:
+def declare_study(part_names: Sequence[str], store_path: Path | None = None) -> Study[PartRows]:
     """Return the study of some parts, which are tables of attacks.
 
-    `names`: keys of `PARTS`. `store`: JSON file in which each part, when it ends, replaces its
-    rows; None: rows are not stored.
+    `part_names`: keys of `LIST_ROWS_BY_PART`. `store_path`: JSON file in which each part, when it
+    ends, replaces its rows; None: rows are not stored.
 
-    The study's `measure` raises ConfigError, before anything is run, if `store` holds something
-    else.
+    The study's `measure` raises ConfigError, before anything is run, if `store_path` holds
+    something else.
     """
     return Study(
         title="What an active or a passive reads",
         reading="",
         folder=None,
-        measure=partial(_measure_parts, names, store),
+        measure=partial(_measure_parts, part_names, store_path),
         compare=lambda measured: [
             Part(name=name, table=make_plain_table(rows, name))
             for name, rows in measured.values.items()
@@ -102,26 +102,30 @@ def declare_study(names: Sequence[str], store: Path | None = None) -> Study[Part
 
 
 def _measure_parts(
-    names: Sequence[str], store: Path | None, *, jobs: int, on_done: OnDone
+    part_names: Sequence[str], store_path: Path | None, *, jobs: int, on_done: OnDone
 ) -> PartRows:
     """Measure parts (tables) one after another on one thread, and store each when it ends.
 
     They do not run in parallel, whatever `jobs` is, since each holds all parties in memory.
 
-    `names`: keys of `PARTS`. `store`: JSON file of the rows; None: they are not stored. `on_done`:
-    function that is called after each part.
+    `part_names`: keys of `LIST_ROWS_BY_PART`. `store_path`: JSON file of the rows; None: they are
+    not stored. `on_done`: function that is called after each part.
     """
-    stored = _load_rows(store) if store else {}
+    stored_rows_by_part = _load_rows(store_path) if store_path else {}
     rows_by_part: dict[str, list[Row]] = {}
-    for done, name in enumerate(names, start=1):
+    for done_count, name in enumerate(part_names, start=1):
         with one_thread():
-            rows_by_part[name] = [row.measure_row() for row in PARTS[name]()]
-        if store:
-            stored[name] = [export_value(row) for row in rows_by_part[name]]
-            ordered = {part: stored[part] for part in PARTS if part in stored}
-            write_text(store, to_json(ordered, indent=1) + "\n")
-        on_done(done, len(names))
-    return Found(rows_by_part)
+            rows_by_part[name] = [row.measure_row() for row in LIST_ROWS_BY_PART[name]()]
+        if store_path:
+            stored_rows_by_part[name] = [export_value(row) for row in rows_by_part[name]]
+            ordered_rows_by_part = {
+                part: stored_rows_by_part[part]
+                for part in LIST_ROWS_BY_PART
+                if part in stored_rows_by_part
+            }
+            write_text(store_path, to_json(ordered_rows_by_part, indent=1) + "\n")
+        on_done(done_count, len(part_names))
+    return StudyValues(rows_by_part)
 
 
 def _load_rows(path: Path) -> dict[str, Any]:
@@ -137,6 +141,6 @@ def _load_rows(path: Path) -> dict[str, Any]:
         return {}
     except (ValueError, OSError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(stored, dict) or not set(stored) <= set(PARTS):
+    if not isinstance(stored, dict) or not set(stored) <= set(LIST_ROWS_BY_PART):
         raise ConfigError(f"{path} does not hold the parts of this command by name")
     return stored

@@ -48,13 +48,13 @@ from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.training import ReconstructionSettings
 
 # A seed of Fashion-MNIST takes longer than all of digits.
-_INVERSION_SEEDS = {"digits-in-6": range(3), "fashion_mnist-in-6": range(1)}
+_INVERSION_SEEDS_BY_DATA = {"digits-in-6": range(3), "fashion_mnist-in-6": range(1)}
 _INVERTED_STEPS = 3
 _ITERATIONS = 300
 _NOISE_SEEDS = range(5)  # under noise
-_PASSIVES = 3
-_DECOY_SHARE = 0.52
-_STRENGTHS: tuple[Mapping[str, float] | None, ...] = (
+_NOISE_PASSIVE_COUNT = 3
+_HONEST_ROW_SHARE = 0.52
+_NOISE_SETTINGS: tuple[Mapping[str, float] | None, ...] = (
     None,
     {"sigma": 0.01},
     {"sigma": 0.1},
@@ -70,7 +70,7 @@ _STUFFING_CASES = (
     ("size and 2 runs", 550, 2, 20, 2, False),
     ("minimum above the overlap", 10_000, 550, 1, None, False),
 )
-_ADVERSARIES: tuple[tuple[Role, str], ...] = (
+_STUFFING_ROLES_AND_PROTOCOLS: tuple[tuple[Role, str], ...] = (
     ("passive", "ecdh"),
     ("active", "ecdh"),
     ("active", "circuit"),
@@ -102,17 +102,17 @@ class MeasuredRow:
         rows = [self._measure_seed(seed) for seed in self.seeds]
         if len(rows) == 1:
             return {**self.columns, **rows[0]}
-        merged = dict(self.columns)
+        summary = dict(self.columns)
         for name in dict.fromkeys(name for row in rows for name in row):
             values = [row[name] for row in rows if row.get(name) is not None]
             if any(isinstance(value, str) for value in values):
-                merged[name] = " / ".join(dict.fromkeys(map(str, values)))
+                summary[name] = " / ".join(dict.fromkeys(map(str, values)))
             elif values:
-                merged[name] = Interval.from_values([float(value) for value in values])
+                summary[name] = Interval.from_values([float(value) for value in values])
             # Its minimum and maximum are wanted, too.
             if name in self.ends:
-                merged |= {f"least {name}": min(values), f"greatest {name}": max(values)}
-        return merged
+                summary |= {f"least {name}": min(values), f"greatest {name}": max(values)}
+        return summary
 
     def _measure_seed(self, seed: int) -> Row:
         """Return the values of one seed, or a party's refusal as the value `refused`."""
@@ -123,9 +123,9 @@ class MeasuredRow:
 
 
 VICTIM = "passive-1"
-UNPROTECTED: frozenset[Rule] = frozenset()
+NO_RULES: frozenset[Rule] = frozenset()
 _HONEST_EPOCHS = 3
-_DATA: Mapping[str, Mapping[str, Any]] = {
+_DATA_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0},
     "digits-in-6": {"dataset": "digits", "views": 6, "active_view": 3, "overlap": 1.0},
     "fashion_mnist-in-6": {
@@ -154,7 +154,7 @@ def make_live_config(
     """Return the configuration of a run of 20 epochs with perceptrons.
 
     Args:
-        data: key of `_DATA`.
+        data: key of `_DATA_SETTINGS`.
         method: name of the method.
         masks, scheme, clip: settings of the secure sum; `clip` None: no clip.
         seed: seed of the run.
@@ -168,7 +168,7 @@ def make_live_config(
             "seed": seed,
             "party_seeds": "shared_for_comparison",
             "method": method,
-            "data": _DATA[data],
+            "data": _DATA_SETTINGS[data],
             "model": {
                 "network": "mlp",
                 "hidden": [64],
@@ -198,69 +198,75 @@ def make_live_config(
 
 
 @cache
-def _load_data(name: str, passives: int, seed: int) -> VerticalData:
-    """Return the data set with the first `passives` of its passives."""
+def _load_data(name: str, passive_count: int, seed: int) -> VerticalData:
+    """Return the data set with the first `passive_count` of its passives."""
     data = load_data(make_live_config(name, "apfed_c").data, seed=seed)
-    return replace(data, passives=data.passives[:passives])
+    return replace(data, passives=data.passives[:passive_count])
 
 
-_ALIGNMENTS: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
+_ALIGNMENT_BY_DATA: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
 
 
 def open_run(
     config: Config,
-    passives: int,
+    passive_count: int,
     rules: Collection[Rule] = ALL_RULES,
     *,
-    kind: type[LiveRun] = LiveRun,
+    session_class: type[LiveRun] = LiveRun,
 ) -> LiveRun:
     """Return a live session (all parties in this process) after a few honest epochs.
 
     Sessions on the same data and seed share one alignment.
 
-    `passives`: number of passives. `rules`: rules of the protocol that the passives enforce.
-    `kind`: class of the session.
+    `passive_count`: number of passives. `rules`: rules of the protocol that the passives enforce.
+    `session_class`: class of the session.
     """
-    key = config.name.removeprefix("leaks-"), passives, config.seed  # arguments of `_load_data`
-    past_alignment = _ALIGNMENTS.get(key)
-    run = kind(config, _load_data(*key), rules=rules, alignment=past_alignment)
-    _ALIGNMENTS[key] = run.alignment
-    run.train_epochs(_HONEST_EPOCHS)
-    return run
+    key = (
+        config.name.removeprefix("leaks-"),
+        passive_count,
+        config.seed,
+    )  # arguments of `_load_data`
+    past_alignment = _ALIGNMENT_BY_DATA.get(key)
+    session = session_class(config, _load_data(*key), rules=rules, alignment=past_alignment)
+    _ALIGNMENT_BY_DATA[key] = session.alignment
+    session.train_epochs(_HONEST_EPOCHS)
+    return session
 
 
 def make_sum_config(
-    data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
+    data: str, method: str, passive_count: int, rules: frozenset[Rule], **changes: Any
 ) -> Config:
     """Return the configuration of a run, with the sum that these rules allow.
 
     Under all rules the sum is masked or encrypted, and clipped; else it is in the clear, without
     clip.
 
-    `passives`: number of passives. `rules`: rules of the protocol that the passives enforce.
+    `passive_count`: number of passives. `rules`: rules of the protocol that the passives enforce.
     `changes`: further arguments of `make_live_config`.
     """
     if rules != ALL_RULES:
         return make_live_config(data, method, masks="none", clip=None, **changes)
-    return make_live_config(data, method, **pick_protection(passives), **changes)
+    return make_live_config(data, method, **pick_protection(passive_count), **changes)
 
 
 def open_sum_run(
-    data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
+    data: str, method: str, passive_count: int, rules: frozenset[Rule], **changes: Any
 ) -> LiveRun:
     """Return a live session after a few honest epochs, with the sum of `make_sum_config`.
 
-    `data`, `method`, `passives`, `rules` and `changes` are as there.
+    `data`, `method`, `passive_count`, `rules` and `changes` are as there.
     """
-    return open_run(make_sum_config(data, method, passives, rules, **changes), passives, rules)
+    return open_run(
+        make_sum_config(data, method, passive_count, rules, **changes), passive_count, rules
+    )
 
 
-def pick_protection(passives: int) -> dict[str, Any]:
+def pick_protection(passive_count: int) -> dict[str, Any]:
     """Return arguments of `make_live_config` for a protected sum.
 
     Masks need two passives; for one passive the sum is encrypted.
     """
-    return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
+    return {} if passive_count > 1 else {"scheme": "ckks", "masks": "none"}
 
 
 def compute_centred_cosine(guess_ND: Tensor, truth_ND: Tensor) -> float:
@@ -298,41 +304,42 @@ def list_inversion_rows() -> Iterator[MeasuredRow]:
     It infers a passive's representations z from the sums of honest steps, then the passive's
     features x from these.
     """
-    for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
-        columns = {"data": name.removesuffix("-in-6"), "M": passives}
+    for (name, seeds), passive_count in product(_INVERSION_SEEDS_BY_DATA.items(), (1, 2, 5)):
+        columns = {"data": name.removesuffix("-in-6"), "M": passive_count}
         yield MeasuredRow(
-            columns=columns, measure=partial(_measure_inversion, name, passives), seeds=seeds
+            columns=columns, measure=partial(_measure_inversion, name, passive_count), seeds=seeds
         )
 
 
-def _measure_inversion(name: str, passives: int, seed: int) -> Row:
+def _measure_inversion(name: str, passive_count: int, seed: int) -> Row:
     """Return how well representations z and the victim's features are recovered from honest sums.
 
-    `name`: key of `_DATA`. `passives`: number of passives.
+    `name`: key of `_DATA_SETTINGS`. `passive_count`: number of passives.
     """
-    run = open_run(
-        make_live_config(name, "apfed_c", seed=seed, **pick_protection(passives)), passives
+    session = open_run(
+        make_live_config(name, "apfed_c", seed=seed, **pick_protection(passive_count)),
+        passive_count,
     )
-    guess, truth = _invert_steps(run)
+    guesses, truth = _invert_steps(session)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
-    mounted = run_attacks(run.recording, [choice], seed=seed)
+    results = run_attacks(session.recording, [choice], seed=seed)
 
     def average_over_passives(metric: Callable[[Tensor, Tensor], float | None]) -> float:
         """Return the mean, over the passives, of a metric of guessed and true representations.
 
         Which passive a guess is of is not known: it is compared with each.
         """
-        values = [metric(guess, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
+        values = [metric(guesses, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
         return sum(values) / len(values)
 
     return {
         "r2 of z": average_over_passives(lambda z, truth: compute_r2(z.numpy(), truth.numpy())),
         "cosine, centred": average_over_passives(compute_centred_cosine),
-        **list_feature_figures(next(result for result in mounted if result.victim == VICTIM)),
+        **list_feature_figures(next(result for result in results if result.victim == VICTIM)),
     }
 
 
-def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
+def _invert_steps(session: LiveRun) -> tuple[Tensor, Tensor]:
     """Train honestly for an epoch, and recover the passives' representations from its first sums.
 
     Returns the recovered representations of N people, (N, D), and the true ones of all M passives,
@@ -343,24 +350,24 @@ def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
     def note_truth(step: int, rows_B: Tensor) -> None:
         """Keep the true representations of the people in the first steps."""
         if len(truth_by_step) < _INVERTED_STEPS:
-            people = run.find_sent_positions(rows_B)
+            people = session.find_sent_positions(rows_B)
             truth_by_step[step] = torch.stack(
-                [run.encode_people(name, people) for name in run.passives], dim=1
+                [session.encode_people(name, people) for name in session.passives], dim=1
             )
 
-    run.train_epochs(1, before_step=note_truth)
+    session.train_epochs(1, before_step=note_truth)
     # What the active received; it knows that digits have ten classes.
-    view = make_view(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
+    view = make_view(session.recording, [session.data.active.name], knowledge=Knowledge(classes=10))
     contributors = list(view.terms_by_passive.values())
     guesses = []
-    truth = []
-    for step, _, sent in iter_batches(view, view.epochs[-1]):
+    true_parts = []
+    for step, _, batch in iter_batches(view, view.epochs[-1]):
         if step in truth_by_step:
             # The representations are found by which the passives would have returned this sum.
-            question = SummedStep.from_batch(sent, view.revealed[step])
+            question = SummedStep.from_batch(batch, view.revealed[step])
             guesses.append(recover_representations([question], contributors, _ITERATIONS))
-            truth.append(truth_by_step[step])
-    return torch.cat(guesses), torch.cat(truth)
+            true_parts.append(truth_by_step[step])
+    return torch.cat(guesses), torch.cat(true_parts)
 
 
 # A6 and A7 in live runs: an active that chooses what it sends, with rules, without, and with noise.
@@ -379,18 +386,18 @@ def list_chosen_rows() -> Iterator[MeasuredRow]:
     """
     variants: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
         # title of the rules, rules, people whose z is read, how sent rows differ
-        ("no rules", UNPROTECTED, 128, {}),
+        ("no rules", NO_RULES, 128, {}),
         ("all rules", ALL_RULES, 30, {}),
         ("all rules", ALL_RULES, 30, {"spread": 0.02}),
         ("all rules", ALL_RULES, 30, {"spread": 0.06}),
         ("all rules", ALL_RULES, 30, {"spread": 0.3}),
         ("all rules", ALL_RULES, 30, {"decoys": 0.52}),
     )
-    for data, passives in product(("digits-in-6", "fashion_mnist-in-6"), (1, 2, 5)):
-        for title, rules, people, options in variants:
-            columns = {"data": data.removesuffix("-in-6"), "M": passives, "rules": title}
-            start_run = partial(open_sum_run, data, "apfed_c", passives, rules)
-            attack = ChosenRepresentations(people=people, **options)
+    for data, passive_count in product(("digits-in-6", "fashion_mnist-in-6"), (1, 2, 5)):
+        for title, rules, people_count, options in variants:
+            columns = {"data": data.removesuffix("-in-6"), "M": passive_count, "rules": title}
+            start_run = partial(open_sum_run, data, "apfed_c", passive_count, rules)
+            attack = ChosenRepresentations(people=people_count, **options)
             measure = partial(_measure_sum_attack, start_run, attack)
             yield MeasuredRow(columns={**columns, **options}, measure=measure)
 
@@ -405,25 +412,27 @@ def _measure_sum_attack(
 
     `start_run`: function that opens a session with this seed.
     """
-    live = start_run(seed=seed)
-    active = live.data.active.name
-    all_people = torch.arange(len(live.alignment[active]))
-    truth = torch.stack([live.encode_people(name, all_people) for name in live.passives])
+    session = start_run(seed=seed)
+    active = session.data.active.name
+    all_people = torch.arange(len(session.alignment[active]))
+    true_representations = torch.stack(
+        [session.encode_people(name, all_people) for name in session.passives]
+    )
     # Two people whose features the adversary knows, chosen with seed 0.
-    shadow = reveal_features(live.recording, VICTIM, 2, 0)
-    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    played_attack = PlayedAttack(attack.name, attack.run_live(live, knowledge, 0))
+    known_features = reveal_features(session.recording, VICTIM, 2, 0)
+    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=known_features)
+    played_attack = PlayedAttack(attack.name, attack.run_live(session, knowledge, 0))
     view = make_view(
-        live.recording, [active], knowledge=knowledge, deviation=played_attack, iterations=500
+        session.recording, [active], knowledge=knowledge, deviation=played_attack, iterations=500
     )
     people, guess_ND = attack.recover_representations(view)  # N people, D numbers each
-    total = truth[:, people].sum(dim=0)
+    true_sum_ND = true_representations[:, people].sum(dim=0)
     # The attack cannot recover the mean, so both are centred.
     guess_ND = guess_ND - guess_ND.mean(dim=0)
-    total = total - total.mean(dim=0)
+    true_sum_ND = true_sum_ND - true_sum_ND.mean(dim=0)
     return {
-        "largest error": float((guess_ND - total).norm(dim=1).max()),
-        "r2": compute_r2(guess_ND.numpy(), total.numpy()),
+        "largest error": float((guess_ND - true_sum_ND).norm(dim=1).max()),
+        "r2": compute_r2(guess_ND.numpy(), true_sum_ND.numpy()),
     }
 
 
@@ -434,7 +443,7 @@ def list_decoder_rows() -> Iterator[MeasuredRow]:
     rows differ by noise of the size `spread`, or the share `decoys` of them is honest.
     """
     protections: tuple[tuple[str, frozenset[Rule], Row], ...] = (
-        ("no rules", UNPROTECTED, {}),
+        ("no rules", NO_RULES, {}),
         ("all rules", ALL_RULES, {}),
         ("all rules", ALL_RULES, {"spread": 0.02}),
         ("all rules", ALL_RULES, {"spread": 0.06}),
@@ -449,19 +458,25 @@ def list_decoder_rows() -> Iterator[MeasuredRow]:
         ("digits", 3, 64, 60, protections),
         ("digits", 3, 16, 60, protections),
     )
-    for name, passives, size, pairs, case_protections in cases:
+    for name, passive_count, projection_size, known_pairs, case_protections in cases:
         for hidden, (title, rules, options) in product(([], [64]), case_protections):
             start_run = partial(
-                open_sum_run, name, "apfed_r", passives, rules, hidden=hidden, projection=size
+                open_sum_run,
+                name,
+                "apfed_r",
+                passive_count,
+                rules,
+                hidden=hidden,
+                projection=projection_size,
             )
             # Features are read of 68 people beside those that the adversary knows.
-            attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
+            attack = DecoderExtraction(people=known_pairs + 68, shadow_rows=known_pairs, **options)
             columns = {
                 "data": name,
-                "M": passives,
-                "D": size,
+                "M": passive_count,
+                "D": projection_size,
                 "decoder": "one hidden layer" if hidden else "linear",
-                "pairs": pairs,
+                "pairs": known_pairs,
                 "rules": title,
             }
             measure = partial(_measure_decoder_attack, start_run, attack)
@@ -486,23 +501,23 @@ def list_noise_rows() -> Iterator[MeasuredRow]:
     epochs. The noise is fresh in every run, so seeds differ in it, too; it makes some trainings
     fail, as the minimum and maximum of the accuracy show.
     """
-    for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
+    for method, noise in product(("apfed_r", "apfed_c"), _NOISE_SETTINGS):
         settings: Row = {
             "method": method,
-            "passives": _PASSIVES,
+            "passive_count": _NOISE_PASSIVE_COUNT,
             "rules": ALL_RULES,
-            "noise": strength,
+            "noise": noise,
         }
         objective = make_sum_config("digits", **settings).method.fixed_objective
-        decodes = isinstance(
+        is_decoding = isinstance(
             objective, ReconstructionSettings
         )  # passives decode features (APFed-R)
-        strength_text = "none"
-        if strength:
-            strength_text = " ".join(f"{name} {value:g}" for name, value in strength.items())
-        reads = "x of one passive" if decodes else "sum of z"
-        measure = _measure_repeated_decoder if decodes else _measure_repeated_sum
-        columns = {"method": method, "noise": strength_text, "reads": reads}
+        noise_text = "none"
+        if noise:
+            noise_text = " ".join(f"{name} {value:g}" for name, value in noise.items())
+        target = "x of one passive" if is_decoding else "sum of z"
+        measure = _measure_repeated_decoder if is_decoding else _measure_repeated_sum
+        columns = {"method": method, "noise": noise_text, "reads": target}
         measure_noisy = partial(_measure_noise, measure, settings)
         yield MeasuredRow(
             columns=columns, measure=measure_noisy, seeds=_NOISE_SEEDS, ends=("accuracy",)
@@ -510,15 +525,17 @@ def list_noise_rows() -> Iterator[MeasuredRow]:
 
 
 def _measure_noise(
-    read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
+    measure_attack: Callable[[Callable[..., LiveRun], int], Row],
+    settings: Mapping[str, Any],
+    seed: int,
 ) -> Row:
     """Return the metrics of an attack, then accuracy and largest epsilon of a passive in an honest
     run.
 
-    `read`: function that attacks sessions; it takes a function that opens them, and a seed.
-    `settings`: arguments of `make_sum_config` except the data set and the seed.
+    `measure_attack`: function that attacks sessions; it takes a function that opens them, and a
+    seed. `settings`: arguments of `make_sum_config` except the data set and the seed.
     """
-    row = read(partial(open_sum_run, **settings), seed)
+    row = measure_attack(partial(open_sum_run, **settings), seed)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         run(make_sum_config("digits", seed=seed, **settings), path)
@@ -536,7 +553,9 @@ def _measure_repeated_decoder(start_run: Callable[..., LiveRun], seed: int) -> R
     """
     row: Row = {}
     for repeats in (1, 16):
-        attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOY_SHARE, repeats=repeats)
+        attack = DecoderExtraction(
+            people=128, shadow_rows=60, decoys=_HONEST_ROW_SHARE, repeats=repeats
+        )
         features_row = _measure_decoder_attack(
             partial(start_run, "digits", hidden=[]), attack, seed
         )
@@ -555,7 +574,7 @@ def _measure_repeated_sum(start_run: Callable[..., LiveRun], seed: int) -> Row:
     """
     row: Row = {}
     for repeats in (1, 8):  # the attack sends two requests each time
-        attack = ChosenRepresentations(people=30, decoys=_DECOY_SHARE, repeats=repeats)
+        attack = ChosenRepresentations(people=30, decoys=_HONEST_ROW_SHARE, repeats=repeats)
         sum_row = _measure_sum_attack(partial(start_run, "digits-in-6"), attack, seed)
         row[f"r2, asked {2 * repeats} times"] = sum_row["r2"]
     return row
@@ -570,25 +589,27 @@ def list_isolation_rows() -> Iterator[MeasuredRow]:
     Each technique is tried against no rule of the protocol, the rule that prevents it, all other
     rules, and all rules.
     """
-    preventing_rules = {
+    rule_by_technique = {
         "weight": Rule.WEIGHT,
         "unequal": Rule.BINDING,
         "subset": Rule.PARTICIPANTS,
     }
     for method in ("apfed_c", "apfed_r"):
-        for way, rule in preventing_rules.items():
-            yield _make_isolation_row(method, "no rules", UNPROTECTED, way=way)
-            yield _make_isolation_row(method, f"only {rule}", frozenset({rule}), way=way)
-            if way == "unequal":
-                yield _make_isolation_row(method, "only norms", frozenset({Rule.NORMS}), way=way)
+        for technique, rule in rule_by_technique.items():
+            yield _make_isolation_row(method, "no rules", NO_RULES, way=technique)
+            yield _make_isolation_row(method, f"only {rule}", frozenset({rule}), way=technique)
+            if technique == "unequal":
                 yield _make_isolation_row(
-                    method, "only norms", frozenset({Rule.NORMS}), way=way, far=9e3
+                    method, "only norms", frozenset({Rule.NORMS}), way=technique
                 )
-            yield _make_isolation_row(method, f"all but {rule}", ALL_RULES - {rule}, way=way)
-            yield _make_isolation_row(method, "all rules", ALL_RULES, way=way)
-        for colluding in (0, 1, 2):
+                yield _make_isolation_row(
+                    method, "only norms", frozenset({Rule.NORMS}), way=technique, far=9e3
+                )
+            yield _make_isolation_row(method, f"all but {rule}", ALL_RULES - {rule}, way=technique)
+            yield _make_isolation_row(method, "all rules", ALL_RULES, way=technique)
+        for colluding_count in (0, 1, 2):
             yield _make_isolation_row(
-                method, "all rules", ALL_RULES, way="collusion", colluding=colluding
+                method, "all rules", ALL_RULES, way="collusion", colluding=colluding_count
             )
 
 
@@ -617,8 +638,8 @@ def _make_isolation_row(
     `title`: name of the set of rules. `options`: options of the attack; `way` names the technique.
     """
     # Masks enforce both rules, so without either rule the sum is in the clear.
-    masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
-    config = make_live_config("digits", method, masks="pairwise" if masked else "none")
+    is_masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
+    config = make_live_config("digits", method, masks="pairwise" if is_masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
     return MeasuredRow(
         columns={**columns, "sum": find_sum_class(config.secure_sum).name, **options},
@@ -631,12 +652,12 @@ def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation
 
     `rules`: rules of the protocol that the three passives enforce.
     """
-    run = open_run(config, 3, rules, kind=RecordingRun)
-    assert isinstance(run, RecordingRun)
-    shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
-    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    isolated_BD = attack.run_live(run, knowledge, seed)["isolated"]
-    truth_BD = run.truth
+    session = open_run(config, 3, rules, session_class=RecordingRun)
+    assert isinstance(session, RecordingRun)
+    known_features = reveal_features(session.recording, VICTIM, attack.shadow_rows, seed)
+    knowledge = Knowledge(classes=10, victim=VICTIM, shadow=known_features)
+    isolated_BD = attack.run_live(session, knowledge, seed)["isolated"]
+    truth_BD = session.truth
     assert truth_BD is not None
     return {
         "relative error": float((isolated_BD - truth_BD).norm() / truth_BD.norm()),
@@ -653,39 +674,43 @@ def list_stuffing_rows() -> Iterator[MeasuredRow]:
     Both parties have 500 people, 300 in common. The adversary tries 400 further IDs, half of which
     the victim has.
     """
-    for (role, protocol), case in product(_ADVERSARIES, _STUFFING_CASES):
-        limits, size, minimum, times, runs, overstuff = case
-        attack = IdStuffing(candidates=400, intersections=times, overstuff=overstuff)
-        settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
+    for (role, protocol), case in product(_STUFFING_ROLES_AND_PROTOCOLS, _STUFFING_CASES):
+        limits, agreed_size, minimum, intersection_count, max_runs, is_overstuffed = case
+        attack = IdStuffing(
+            candidates=400, intersections=intersection_count, overstuff=is_overstuffed
+        )
+        settings = AlignmentSettings(
+            protocol=protocol, maximum_ids=agreed_size, minimum_rows=minimum
+        )
         columns = {"adversary": role, "protocol": protocol, "limits": limits}
         yield MeasuredRow(
-            columns=columns, measure=partial(_measure_stuffing, attack, settings, role, runs)
+            columns=columns, measure=partial(_measure_stuffing, attack, settings, role, max_runs)
         )
 
 
 def _measure_stuffing(
-    attack: IdStuffing, settings: AlignmentSettings, role: Role, runs: int | None, seed: int
+    attack: IdStuffing, settings: AlignmentSettings, role: Role, max_runs: int | None, seed: int
 ) -> Row:
     """Return how many guessed IDs the adversary tries, and how many it learns to be the victim's.
 
     `attack`: number of guesses and of intersections. `settings`: agreed limits of the intersection.
-    `role`: role of the adversary. `runs`: largest number of runs that the victim takes part in with
-    one peer; None: no limit.
+    `role`: role of the adversary. `max_runs`: largest number of runs that the victim takes part in
+    with one peer; None: no limit.
     """
     # Lists of 500 IDs, which overlap in 300; the other 1,300 people are in neither list.
     people = [f"person {number}" for number in range(2_000)]
     tables = IdTables(own_ids=people[:500], victim_ids=people[200:700], outsider_ids=people[700:])
     with TemporaryDirectory() as folder:
         path = Path(folder) / "alignments.jsonl"
-        history = AlignmentHistory(path, runs_with_a_peer=runs) if runs else None
-        result, stuffed = play_stuffing(
+        history = AlignmentHistory(path, runs_with_a_peer=max_runs) if max_runs else None
+        result, outcome = play_stuffing(
             attack, tables, settings, role=role, history=history, seed=seed
         )
     return {
-        "guesses tried": len(stuffed.tried_candidates),
-        "learned to be the peer's": len(stuffed.found_candidates),
+        "guesses tried": len(outcome.tried_candidates),
+        "learned to be the peer's": len(outcome.found_candidates),
         "auc": result.score.get("auc"),
-        "refused": "yes" if stuffed.refusal else "no",
+        "refused": "yes" if outcome.refusal else "no",
     }
 
 
@@ -733,10 +758,16 @@ def list_hijacking_rows() -> Iterator[MeasuredRow]:
         ("mnist-in-2", True, 100, _FEWER_SEEDS),
         ("mnist-in-2", True, _HIJACK_EPOCHS, _FEWER_SEEDS),
     )
-    for name, with_x, epochs, seeds in cases:
-        columns = {"data": name, "told x": "yes" if with_x else "no", "epochs": epochs}
-        attack = FeatureSpaceHijack(hidden=_HIJACK_HIDDEN, conditioned=with_x)
-        measure = partial(_measure_hijack, attack, partial(make_live_config, name, "tvfl"), epochs)
+    for name, has_active_features, epoch_count, seeds in cases:
+        columns = {
+            "data": name,
+            "told x": "yes" if has_active_features else "no",
+            "epochs": epoch_count,
+        }
+        attack = FeatureSpaceHijack(hidden=_HIJACK_HIDDEN, conditioned=has_active_features)
+        measure = partial(
+            _measure_hijack, attack, partial(make_live_config, name, "tvfl"), epoch_count
+        )
         yield MeasuredRow(columns={**columns, "attack": "hijack"}, measure=measure, seeds=seeds)
 
 
@@ -770,7 +801,7 @@ def list_reversed_hijacking_rows() -> Iterator[MeasuredRow]:
 def _measure_hijack(
     attack: FeatureSpaceHijack | ReversedHijack,
     make_config: Callable[..., Config],
-    epochs: int,
+    epoch_count: int,
     seed: int,
 ) -> Row:
     """Return the metrics of a hijacking attack over a run of this number of epochs.
@@ -780,7 +811,7 @@ def _measure_hijack(
     """
     config = make_config(seed=seed)
     train = config.train.model_copy(
-        update={"epochs": epochs, "learning_rate": _HIJACK_LEARNING_RATE}
+        update={"epochs": epoch_count, "learning_rate": _HIJACK_LEARNING_RATE}
     )
     config, data = _load_one_passive(config.model_copy(update={"train": train}))
     return _pick_figures(mount_answering_attack(attack, config, VICTIM, data=data, seed=seed))

@@ -13,7 +13,7 @@ from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import run_attacks
 from apfed_experiments.leaks.live import MeasuredRow
 from apfed_experiments.leaks.votes import make_labels_config
-from apfed_experiments.study import base_config
+from apfed_experiments.study import load_base_config
 from apfed_experiments.summary import Row
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import find_dataset
@@ -21,14 +21,14 @@ from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 
 _SEEDS = range(5)
-_DATA = ("all-labels-digits", "all-labels-breast-cancer")
-_NOISE = {"clip": 1.0, "sigma": 0.5, "noise": "reproducible_insecure"}
-_GUARDS: Mapping[str, Mapping[str, Any]] = {
+_BASE_CONFIG_NAMES = ("all-labels-digits", "all-labels-breast-cancer")
+_NOISE_SETTINGS = {"clip": 1.0, "sigma": 0.5, "noise": "reproducible_insecure"}
+_GUARD_BY_NOISE: Mapping[str, Mapping[str, Any]] = {
     "none": {"mechanism": "none"},
-    "fresh": {"mechanism": "gaussian", **_NOISE},
-    "frozen": {"mechanism": "frozen_gaussian", **_NOISE},
+    "fresh": {"mechanism": "gaussian", **_NOISE_SETTINGS},
+    "frozen": {"mechanism": "frozen_gaussian", **_NOISE_SETTINGS},
 }
-_KNOWN_LABELS = (1, 4, 40, 0)
+_KNOWN_LABELS_PER_CLASS = (1, 4, 40, 0)
 NETWORKS: Mapping[str, Any] = {
     "model": {"network": "mlp", "hidden": [64], "representation": 32, "dropout": 0.2},
     "train": {
@@ -39,7 +39,7 @@ NETWORKS: Mapping[str, Any] = {
         "device": "cpu",
     },
 }
-_METHODS: Mapping[str, Mapping[str, Any]] = {
+_SETTINGS_BY_METHOD: Mapping[str, Mapping[str, Any]] = {
     "votes": NETWORKS,
     "votes_randomised": {"epsilon": 4.0, **NETWORKS},
     "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS},
@@ -53,7 +53,7 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
 _HUNDRED_PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}
 _MORE_LABELS = {"labels_per_class": 20}  # joint training observes the few labelled rows alone
-_ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
+_ATTACKS_BY_TARGET: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "features": (
         ("vote_regression", _HUNDRED_PAIRS),
         ("contrastive_inversion", _HUNDRED_PAIRS),
@@ -68,7 +68,7 @@ _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     ),
     "membership": (("membership", {"shadow_models": 16, "epochs": 20}),),
 }
-_REQUIRED_FACTS: Mapping[str, AbstractSet[str]] = {
+_FACTS_BY_ATTACK: Mapping[str, AbstractSet[str]] = {
     "vote_regression": {"passives vote"},
     "shown_labels": {"labels are shown"},
     "contrastive_inversion": {"gradients are summed"},
@@ -80,7 +80,7 @@ _REQUIRED_FACTS: Mapping[str, AbstractSet[str]] = {
     "membership": {"the active predicts alone"},
 }
 _PAPER_SEEDS = range(3)
-_SEQUENCES = "synthetic_keystrokes"
+_SEQUENCE_DATA = "synthetic_keystrokes"
 _PAPER_DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0, "limit": 800},
     "handwritten": {
@@ -89,9 +89,9 @@ _PAPER_DATA: Mapping[str, Mapping[str, Any]] = {
         "clients": 4,
         "limit": 200,
     },
-    _SEQUENCES: {"dataset": _SEQUENCES, "partition": "horizontal", "limit": 240},
+    _SEQUENCE_DATA: {"dataset": _SEQUENCE_DATA, "partition": "horizontal", "limit": 240},
 }
-_SUM: Mapping[str, Any] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
+_MASKED_SUM: Mapping[str, Any] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
 _SUM_BITS = (16, 24)
 _CODE_MODEL: Mapping[str, Any] = {"network": "selu", "hidden": [32], "representation": 64}
 _FOUR_LABELS = {"labels_per_class": 4}
@@ -115,10 +115,12 @@ def list_label_rows() -> Iterator[MeasuredRow]:
     in the number of labels that passives know. Values are balanced accuracies, averaged over the
     passives.
     """
-    for name, noise, known in product(_DATA, _GUARDS, _KNOWN_LABELS):
-        data = name.removeprefix("all-labels-")
-        columns = {"data": data, "noise": noise, "labels a class": known or "none"}
-        measure = partial(_measure_labels, name, noise, known)
+    for config_name, noise, labels_per_class in product(
+        _BASE_CONFIG_NAMES, _GUARD_BY_NOISE, _KNOWN_LABELS_PER_CLASS
+    ):
+        data = config_name.removeprefix("all-labels-")
+        columns = {"data": data, "noise": noise, "labels a class": labels_per_class or "none"}
+        measure = partial(_measure_labels, config_name, noise, labels_per_class)
         yield MeasuredRow(columns=columns, measure=measure, seeds=_SEEDS)
 
 
@@ -132,36 +134,37 @@ def _run_settings(settings: str) -> tuple[Recording, float]:
     return result.recording, next(iter(result.accuracy.values()))
 
 
-def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
+def _make_guarded_config(config_name: str, noise: str, seed: int) -> Config:
     """Return the configuration of a run of the main job with another guard and a plain sum.
 
-    The sum changes no result here. `name`: name of the base configuration. `noise`: key of
-    `_GUARDS`, which noise the guard adds to representations.
+    The sum changes no result here. `config_name`: name of the base configuration. `noise`: key of
+    `_GUARD_BY_NOISE`, which noise the guard adds to representations.
     """
-    settings = base_config(name).model_dump(mode="json") | {
+    settings = load_base_config(config_name).model_dump(mode="json") | {
         "seed": seed,
         "party_seeds": "shared_for_comparison",
-        "guard": _GUARDS[noise],
+        "guard": _GUARD_BY_NOISE[noise],
     }
     settings["transcript"]["keep"] = "all"
     settings["secure_sum"] |= {"scheme": "plain", "masks": "none"}
     return Config.model_validate(settings)
 
 
-def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
+def _measure_labels(config_name: str, noise: str, labels_per_class: int, seed: int) -> Row:
     """Return the balanced accuracies of both attacks and of the best baseline with the same labels.
 
     A1 is model completion; A2 reads a person's representations over time. In the row, "x" is the
     best baseline of A1: a classifier on a passive's own features, alone or beside random columns.
     Values are means over the passives, except the advantage of each.
 
-    `name`: name of the base configuration. `noise`: key of `_GUARDS`. `known`: number of labels of
-    each class that a passive knows; 0: clusters are matched to classes by the truth.
+    `config_name`: name of the base configuration. `noise`: key of `_GUARD_BY_NOISE`.
+    `labels_per_class`: number of labels of each class that a passive knows; 0: clusters are matched
+    to classes by the truth.
     """
     recording, _ = _run_settings(
-        _make_guarded_config(name, noise, seed).model_dump_json(exclude_defaults=True)
+        _make_guarded_config(config_name, noise, seed).model_dump_json(exclude_defaults=True)
     )
-    options = {"labels_per_class": known}
+    options = {"labels_per_class": labels_per_class}
 
     def attack_run(name: str) -> dict[str, AttackResult]:
         """Return the results of one attack by adversary."""
@@ -169,19 +172,29 @@ def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
         results = run_attacks(recording, [choice], seed=seed)
         return {result.adversary: result for result in results if result.applicable}
 
-    a1 = attack_run("model_completion")
-    a2 = attack_run("temporal")
+    completion_by_adversary = attack_run("model_completion")
+    temporal_by_adversary = attack_run("temporal")
     return {
-        "x": fmean(_get_score(result) - _get_advantage(result) for result in a1.values()),
-        "A1": fmean(map(_get_score, a1.values())),
-        "A2": fmean(map(_get_score, a2.values())),
-        "A1 less x": fmean(map(_get_advantage, a1.values())),
-        "A2 less x": fmean(map(_get_advantage, a2.values())),
-        "A2 less A1": fmean(
-            _get_score(a2[name]) - _get_score(result) for name, result in a1.items()
+        "x": fmean(
+            _get_score(result) - _get_advantage(result)
+            for result in completion_by_adversary.values()
         ),
-        **{f"A1 less x, {name}": _get_advantage(result) for name, result in a1.items()},
-        **{f"A2 less x, {name}": _get_advantage(result) for name, result in a2.items()},
+        "A1": fmean(map(_get_score, completion_by_adversary.values())),
+        "A2": fmean(map(_get_score, temporal_by_adversary.values())),
+        "A1 less x": fmean(map(_get_advantage, completion_by_adversary.values())),
+        "A2 less x": fmean(map(_get_advantage, temporal_by_adversary.values())),
+        "A2 less A1": fmean(
+            _get_score(temporal_by_adversary[name]) - _get_score(result)
+            for name, result in completion_by_adversary.items()
+        ),
+        **{
+            f"A1 less x, {name}": _get_advantage(result)
+            for name, result in completion_by_adversary.items()
+        },
+        **{
+            f"A2 less x, {name}": _get_advantage(result)
+            for name, result in temporal_by_adversary.items()
+        },
     }
 
 
@@ -193,9 +206,9 @@ def _get_advantage(result: AttackResult) -> float:
 
 def _get_score(result: AttackResult) -> float:
     """Return the balanced accuracy of a result that applies."""
-    figure = result.score["balanced_accuracy"]
-    assert figure is not None  # every result that applies has one
-    return figure
+    accuracy = result.score["balanced_accuracy"]
+    assert accuracy is not None  # every result that applies has one
+    return accuracy
 
 
 # Attacks on votes beside attacks on APFed-C and joint training, with few labels.
@@ -206,11 +219,11 @@ def list_few_label_rows() -> Iterator[MeasuredRow]:
 
     Few rows have labels. Values are means over all adversaries and victims of the attack.
     """
-    for data, target in product(("digits", "breast_cancer"), _ATTACKS):
-        for method, (name, options) in product(_METHODS, _ATTACKS[target]):
+    for data, target in product(("digits", "breast_cancer"), _ATTACKS_BY_TARGET):
+        for method, (name, options) in product(_SETTINGS_BY_METHOD, _ATTACKS_BY_TARGET[target]):
             # An attack applies if the method's messages are of a kind that it reads.
             if (
-                _REQUIRED_FACTS[name]
+                _FACTS_BY_ATTACK[name]
                 & _make_labels_config("digits", method, 0).method.exchange_facts
             ):
                 columns = {"data": data, "target": target, "method": method, "attack": name}
@@ -222,7 +235,7 @@ def list_few_label_rows() -> Iterator[MeasuredRow]:
 
 def _make_labels_config(data: str, method: str, seed: int) -> Config:
     """Return the configuration of a method's run with few labelled rows."""
-    return make_labels_config(data, method, seed=seed, **_METHODS[method])
+    return make_labels_config(data, method, seed=seed, **_SETTINGS_BY_METHOD[method])
 
 
 def _measure_attack(
@@ -237,11 +250,11 @@ def _measure_attack(
     """
     recording, accuracy = _run_settings(make_config(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
-    mounted = run_attacks(recording, [choice], seed=seed)
-    results = [result for result in mounted if result.advantage is not None]
+    all_results = run_attacks(recording, [choice], seed=seed)
+    results = [result for result in all_results if result.advantage is not None]
     # The attack applied to nobody: its row has the reason.
     if not results:
-        return {"accuracy": 100 * accuracy, "refused": str(mounted[0].reason)}
+        return {"accuracy": 100 * accuracy, "refused": str(all_results[0].reason)}
     metric = str(results[0].metric)
     best_baselines = [str(result.baseline) for result in results]
     baseline_scores = [
@@ -267,7 +280,7 @@ def _measure_attack(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class PaperCase:
     """A method and the attacks on it.
 
     Attributes:
@@ -285,23 +298,23 @@ class Case:
     note: str = ""
 
 
-def _make_averaging_case(method: str, bits: int) -> Case:
+def _make_averaging_case(method: str, bits: int) -> PaperCase:
     """Return the case of MMVFL or V-FedMV with sums of numbers of `bits` bits.
 
     Pseudo-labels are attacked in the first case only, since bits do not change them.
     """
     attacks = [("pseudo_labels", _NO_LABELS)] if bits == _SUM_BITS[0] else []
-    return Case(
+    return PaperCase(
         method=method,
         data="digits",
         attacks=[*attacks, ("sum_regression", _HUNDRED_PAIRS)],
-        changes={"model": {"network": "identity"}, "secure_sum": {**_SUM, "bits": bits}},
+        changes={"model": {"network": "identity"}, "secure_sum": {**_MASKED_SUM, "bits": bits}},
         note=f"{bits} bits",
     )
 
 
 CASES = (
-    Case(
+    PaperCase(
         method="split_nn",
         data="digits",
         changes=NETWORKS,
@@ -311,13 +324,13 @@ CASES = (
             ("inverse_network", _HUNDRED_PAIRS),
         ),
     ),
-    Case(
+    PaperCase(
         method="split_nn_sum",
         data="digits",
         changes=NETWORKS,
         attacks=(("gradient_direction", _FOUR_LABELS), ("sum_regression", _HUNDRED_PAIRS)),
     ),
-    Case(
+    PaperCase(
         method="apc_vfl",
         data="digits",
         attacks=(("inverse_network", _HUNDRED_PAIRS),),
@@ -326,7 +339,7 @@ CASES = (
             "method": {"own": _CODE_MODEL, "passive": _CODE_MODEL, "joint": [128], "epochs": 60},
         },
     ),
-    Case(
+    PaperCase(
         method="vfedtrans",
         data="digits",
         attacks=(("vector_regression", _HUNDRED_PAIRS),),
@@ -336,29 +349,29 @@ CASES = (
         },
     ),
     *(_make_averaging_case(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _SUM_BITS),
-    Case(
+    PaperCase(
         method="h_fedmv",
         data="handwritten",
         attacks=_AVERAGED_MEMBERSHIP,
         changes={
             "model": {"network": "identity"},
             "train": {"epochs": 4, "device": "cpu"},
-            "secure_sum": {**_SUM, "clip": 32.0},
+            "secure_sum": {**_MASKED_SUM, "clip": 32.0},
         },
     ),
-    Case(
+    PaperCase(
         method="s_fedmv",
-        data=_SEQUENCES,
+        data=_SEQUENCE_DATA,
         attacks=_AVERAGED_MEMBERSHIP,
         changes={
             "model": {
                 "network": "gru",
                 "representation": 8,
-                "sequences": list(find_dataset(_SEQUENCES).sequences.values()),
+                "sequences": list(find_dataset(_SEQUENCE_DATA).sequences.values()),
             },
             "method": {"rounds": 4},
             "train": {"epochs": 8, "device": "cpu"},
-            "secure_sum": {**_SUM, "clip": 32.0},
+            "secure_sum": {**_MASKED_SUM, "clip": 32.0},
         },
     ),
 )
@@ -378,7 +391,7 @@ def list_paper_rows() -> Iterator[MeasuredRow]:
             yield MeasuredRow(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
 
 
-def make_paper_config(case: Case, seed: int) -> Config:
+def make_paper_config(case: PaperCase, seed: int) -> Config:
     """Return the configuration of a case's run (a paper's method), without a guard and with its
     whole transcript, which attacks read.
     """
@@ -388,7 +401,7 @@ def make_paper_config(case: Case, seed: int) -> Config:
         "data": _PAPER_DATA[case.data],
         "party_seeds": "shared_for_comparison",
         "train": {"epochs": 20, "device": "cpu"},
-        "secure_sum": _SUM,
+        "secure_sum": _MASKED_SUM,
         "guard": {"mechanism": "none"},
         "transcript": {"keep": "all"},
     }

@@ -29,13 +29,13 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.measures.table import ACCURACY
 
 _SEEDS = range(5)
-_NEIGHBOURS = 10
-_DATA: Mapping[str, Mapping[str, Any]] = {
+_NEIGHBOUR_COUNT = 10
+_DATA_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50},
     "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
 }
 # What is revealed (the sum of votes or each vote), method, epsilon.
-_REVEALS: tuple[tuple[str, str, float | None], ...] = (
+_REVEALED_METHODS: tuple[tuple[str, str, float | None], ...] = (
     ("sum", "votes", None),
     ("sum", "votes", 4.0),
     ("each", "votes_randomised", 4.0),
@@ -55,7 +55,7 @@ def make_labels_config(
     """Return the configuration of a run with few labelled rows.
 
     Args:
-        data: key of `_DATA`.
+        data: key of `_DATA_SETTINGS`.
         method: name of the method.
         epsilon: privacy of one vote; None: no noise.
         labeller: rule by which passives vote; None: the method has no such rule, or its default.
@@ -68,7 +68,7 @@ def make_labels_config(
         "seed": seed,
         "method": {key: value for key, value in method_settings.items() if value is not None},
         "party_seeds": "shared_for_comparison",
-        "data": _DATA[data],
+        "data": _DATA_SETTINGS[data],
         "model": {"network": "random_features"},
         "train": {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
@@ -83,7 +83,7 @@ def _load_data(name: str, seed: int) -> VerticalData:
     return load_data(make_labels_config(name, "votes").data, seed=seed)
 
 
-_ALIGNMENTS: dict[tuple[str, int], Mapping[str, Tensor]] = {}
+_ALIGNMENT_BY_DATA: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 
 
 def open_votes_run(
@@ -93,12 +93,12 @@ def open_votes_run(
 
     Earlier sessions do not count towards limits. A vote is a passive's row of class scores.
 
-    `data`: key of `_DATA`. `method`: name of the method. `epsilon`: privacy of one vote; None: no
-    noise. `labeller`: rule by which passives vote.
+    `data`: key of `_DATA_SETTINGS`. `method`: name of the method. `epsilon`: privacy of one vote;
+    None: no noise. `labeller`: rule by which passives vote.
     """
     config = make_labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
-    run = VotesRun(config, _load_data(data, seed), alignment=_ALIGNMENTS.get((data, seed)))
-    _ALIGNMENTS[data, seed] = run.alignment
+    run = VotesRun(config, _load_data(data, seed), alignment=_ALIGNMENT_BY_DATA.get((data, seed)))
+    _ALIGNMENT_BY_DATA[data, seed] = run.alignment
     return run
 
 
@@ -109,15 +109,15 @@ def _make_vote_row(
     epsilon: float | None,
     *,
     seeds: Sequence[int] = _SEEDS,
-    **more: object,
+    **further_columns: object,
 ) -> MeasuredRow:
     """Return one row of a table on votes.
 
     `measure`: function that returns the values of a seed. `revealed`: "sum" or "each", whether the
     active reads the sum of the passives' votes or each vote. `epsilon`: privacy of one vote; None:
-    no noise. `more`: further columns.
+    no noise. `further_columns`: further columns.
     """
-    columns = {"data": data, "opened": revealed, "epsilon": epsilon, **more}
+    columns = {"data": data, "opened": revealed, "epsilon": epsilon, **further_columns}
     return MeasuredRow(columns=columns, measure=measure, seeds=seeds)
 
 
@@ -130,47 +130,53 @@ def list_chosen_label_rows() -> Iterator[MeasuredRow]:
     several. The baseline names the ten nearest in the active's own features; chance is ten of all
     people.
     """
-    for data, (revealed, method, epsilon), runs in product(_DATA, _REVEALS, (1, 8)):
-        measure = partial(_measure_neighbours, data, method, epsilon, runs)
-        yield _make_vote_row(measure, data, revealed, epsilon, seeds=range(3), runs=runs)
+    for data, (revealed, method, epsilon), run_count in product(
+        _DATA_SETTINGS, _REVEALED_METHODS, (1, 8)
+    ):
+        measure = partial(_measure_neighbours, data, method, epsilon, run_count)
+        yield _make_vote_row(measure, data, revealed, epsilon, seeds=range(3), runs=run_count)
 
 
-def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
+def _measure_neighbours(
+    data: str, method: str, epsilon: float | None, run_count: int, seed: int
+) -> Row:
     """Return the share of the landmarks' nearest neighbours that votes name, with baseline and
     chance.
 
     Landmarks are random people to whom the active gives a class of their own. The baseline takes
     the nearest in the active's own features. `epsilon`: privacy of one vote; None: no noise.
-    `runs`: number of runs whose votes are averaged. Letters: U people, k landmarks.
+    `run_count`: number of runs whose votes are averaged. Letters: U people, k landmarks.
     """
-    run = open_votes_run(data, method, epsilon, seed)
-    rows = run.ballot.rows.sort().values  # people whom the active requests votes on
-    draw = np.random.default_rng(seed)
-    landmarks = draw.choice(len(rows), size=run.active_role.classes - 1, replace=False)
-    votes_by_run = [_request_landmark_votes(run, rows, landmarks, draw)]
-    for _ in range(1, runs):
+    session = open_votes_run(data, method, epsilon, seed)
+    rows = session.ballot.rows.sort().values  # people whom the active requests votes on
+    rng = np.random.default_rng(seed)
+    landmarks = rng.choice(len(rows), size=session.active_role.classes - 1, replace=False)
+    votes_by_run = [_request_landmark_votes(session, rows, landmarks, rng)]
+    for _ in range(1, run_count):
         later_run = open_votes_run(data, method, epsilon, seed)
-        votes_by_run.append(_request_landmark_votes(later_run, rows, landmarks, draw))
+        votes_by_run.append(_request_landmark_votes(later_run, rows, landmarks, rng))
     votes_Uk = np.mean(votes_by_run, axis=0)
     votes_Uk[landmarks, np.arange(len(landmarks))] = -np.inf  # a landmark is not its own neighbour
-    named = np.argsort(-votes_Uk, axis=0)[:_NEIGHBOURS].T
+    named_neighbours = np.argsort(-votes_Uk, axis=0)[:_NEIGHBOUR_COUNT].T
     nearest_by_party = {
-        table.name: _find_nearest(table.features[run.alignment[table.name]][rows], landmarks)
-        for table in run.data.tables
+        table.name: _find_nearest(table.features[session.alignment[table.name]][rows], landmarks)
+        for table in session.data.tables
     }
-    nearest_by_active = nearest_by_party.pop(run.data.active.name)
-    passives_nearest = list(nearest_by_party.values())
+    nearest_by_active = nearest_by_party.pop(session.data.active.name)
+    nearest_of_passives = list(nearest_by_party.values())
     return {
-        "found": fmean(_compute_overlap(named, nearest) for nearest in passives_nearest),
-        "baseline": fmean(
-            _compute_overlap(nearest_by_active, nearest) for nearest in passives_nearest
+        "found": fmean(
+            _compute_overlap(named_neighbours, nearest) for nearest in nearest_of_passives
         ),
-        "chance": _NEIGHBOURS / len(rows),
+        "baseline": fmean(
+            _compute_overlap(nearest_by_active, nearest) for nearest in nearest_of_passives
+        ),
+        "chance": _NEIGHBOUR_COUNT / len(rows),
     }
 
 
 def _request_landmark_votes(
-    run: VotesRun, rows: Tensor, landmarks: NDArray[np.int64], draw: np.random.Generator
+    session: VotesRun, rows: Tensor, landmarks: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Return everybody's votes for the class of each landmark, (U, k): higher is nearer.
 
@@ -179,39 +185,43 @@ def _request_landmark_votes(
     person: only a tenth of the people is labelled, so that about ten people vote for each landmark.
 
     `rows`: the U people on whom votes are requested. `landmarks`: positions in `rows` of the k
-    people who get a class of their own. `draw`: generator that chooses who is labelled.
+    people who get a class of their own. `rng`: generator that chooses who is labelled.
     """
-    labelled = np.arange(len(rows))
-    if "votes are answered singly" in run.config.method.exchange_facts:
-        labelled = draw.choice(len(rows), size=len(rows) // _NEIGHBOURS, replace=False)
-    last_class = run.active_role.classes - 1
-    labels = dict.fromkeys(rows[labelled].tolist(), last_class)
-    for number, position in enumerate(landmarks):
-        labels[int(rows[position])] = number
-    _, votes_UK = run.request_votes(rows, labels)
+    labelled_positions = np.arange(len(rows))
+    if "votes are answered singly" in session.config.method.exchange_facts:
+        labelled_positions = rng.choice(
+            len(rows), size=len(rows) // _NEIGHBOUR_COUNT, replace=False
+        )
+    last_class = session.active_role.classes - 1
+    labels = dict.fromkeys(rows[labelled_positions].tolist(), last_class)
+    for landmark_class, position in enumerate(landmarks):
+        labels[int(rows[position])] = landmark_class
+    _, votes_UK = session.request_votes(rows, labels)
     return np.asarray(votes_UK[:, :last_class])
 
 
-def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_nearest(features_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the ten rows nearest to each of k rows (landmarks), (k, 10), without itself.
 
-    `rows_U`: features of all U rows. `landmarks`: positions of the k rows.
+    `features_U`: features of all U rows. `landmarks`: positions of the k rows.
     """
-    features_UF = rows_U.flatten(1).double().numpy()
-    search = NearestNeighbors(n_neighbors=_NEIGHBOURS + 1).fit(features_UF)
+    features_UF = features_U.flatten(1).double().numpy()
+    search = NearestNeighbors(n_neighbors=_NEIGHBOUR_COUNT + 1).fit(features_UF)
     neighbours = search.kneighbors(features_UF[landmarks], return_distance=False)
     return np.stack(
         [
-            row[row != landmark][:_NEIGHBOURS]
+            row[row != landmark][:_NEIGHBOUR_COUNT]
             for row, landmark in zip(neighbours, landmarks, strict=True)
         ]
     )
 
 
-def _compute_overlap(neighbours: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+def _compute_overlap(
+    named_neighbours: NDArray[np.int64], true_neighbours: NDArray[np.int64]
+) -> float:
     """Return the mean share of true neighbours among those that were named; both are (k, 10)."""
-    pairs = zip(neighbours, truth, strict=True)
-    return fmean(len(set(named) & set(expected)) / _NEIGHBOURS for named, expected in pairs)
+    pairs = zip(named_neighbours, true_neighbours, strict=True)
+    return fmean(len(set(named) & set(expected)) / _NEIGHBOUR_COUNT for named, expected in pairs)
 
 
 def list_repeated_vote_rows() -> Iterator[MeasuredRow]:
@@ -226,27 +236,31 @@ def list_repeated_vote_rows() -> Iterator[MeasuredRow]:
         ("each", "votes_randomised", 4.0),
         ("sum", "votes", 4.0),
     )
-    for data, (revealed, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
-        measure = partial(_measure_repeats, data, method, epsilon, runs)
-        yield _make_vote_row(measure, data, revealed, epsilon, runs=runs)
+    for data, (revealed, method, epsilon), run_count in product(_DATA_SETTINGS, cases, (1, 4, 16)):
+        measure = partial(_measure_repeats, data, method, epsilon, run_count)
+        yield _make_vote_row(measure, data, revealed, epsilon, runs=run_count)
 
 
-def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
+def _measure_repeats(data: str, method: str, epsilon: float, run_count: int, seed: int) -> Row:
     """Return the share of people whose most voted class is read from several runs' noisy votes.
 
-    The votes of the runs are averaged. The epsilon of all runs together is returned, too. `runs`:
-    number of runs, each with its own noise.
+    The votes of the runs are averaged. The epsilon of all runs together is returned, too.
+    `run_count`: number of runs, each with its own noise.
     """
-    run = open_votes_run(data, method, epsilon, seed)
-    votes_by_run = [run.request_votes()[1]]
-    for _ in range(1, runs):
-        run = open_votes_run(data, method, epsilon, seed)
-        votes_by_run.append(run.request_votes()[1])
-    truth_UK = np.sum([run.get_voter(name).cast_votes(run.ballot) for name in run.voters], axis=0)
-    named_U1 = np.mean(votes_by_run, axis=0).argmax(axis=1)[:, None]
+    session = open_votes_run(data, method, epsilon, seed)
+    votes_by_run = [session.request_votes()[1]]
+    for _ in range(1, run_count):
+        session = open_votes_run(data, method, epsilon, seed)
+        votes_by_run.append(session.request_votes()[1])
+    truth_UK = np.sum(
+        [session.get_voter(name).cast_votes(session.ballot) for name in session.voters], axis=0
+    )
+    voted_class_U1 = np.mean(votes_by_run, axis=0).argmax(axis=1)[:, None]
     # Hard votes tie often: any of the classes with the most votes counts as read.
-    is_read_U1 = np.take_along_axis(truth_UK, named_U1, axis=1) >= truth_UK.max(1, keepdims=True)
-    return {"class read": float(is_read_U1.mean()), "epsilon spent": epsilon * runs}
+    is_read_U1 = np.take_along_axis(truth_UK, voted_class_U1, axis=1) >= truth_UK.max(
+        1, keepdims=True
+    )
+    return {"class read": float(is_read_U1.mean()), "epsilon spent": epsilon * run_count}
 
 
 def list_vote_membership_rows() -> Iterator[MeasuredRow]:
@@ -256,13 +270,13 @@ def list_vote_membership_rows() -> Iterator[MeasuredRow]:
     distance of the votes on all other people. Half of the candidates are in the tables. The active
     knows the truth from the intersection; this measures what votes alone reveal to a reader.
     """
-    for data, (revealed, method, epsilon) in product(_DATA, _REVEALS):
+    for data, (revealed, method, epsilon) in product(_DATA_SETTINGS, _REVEALED_METHODS):
         yield _make_vote_row(
             partial(_measure_membership, data, method, epsilon), data, revealed, epsilon
         )
 
 
-_CANDIDATES = 16  # people whose membership is guessed
+_CANDIDATE_COUNT = 16  # people whose membership is guessed
 
 
 def _measure_membership(data: str, method: str, epsilon: float | None, seed: int) -> Row:
@@ -271,25 +285,27 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
     Members are in the passives' tables. The runs differ in the label of the candidate only.
     `epsilon`: privacy of one vote; None: no noise.
     """
-    run = open_votes_run(data, method, epsilon, seed)
-    labelled_rows = run.ballot.rows[run.ballot.labelled].tolist()
-    honest_labels = dict(zip(labelled_rows, run.ballot.labels.tolist(), strict=True))
-    classes = run.active_role.classes
-    unlabelled = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(labelled_rows))]
-    draw = np.random.default_rng(seed)
-    chosen = draw.choice(len(unlabelled), size=_CANDIDATES, replace=False)
+    session = open_votes_run(data, method, epsilon, seed)
+    labelled_rows = session.ballot.rows[session.ballot.labelled].tolist()
+    honest_labels = dict(zip(labelled_rows, session.ballot.labels.tolist(), strict=True))
+    classes = session.active_role.classes
+    unlabelled_rows = session.ballot.rows[
+        ~torch.isin(session.ballot.rows, torch.tensor(labelled_rows))
+    ]
+    rng = np.random.default_rng(seed)
+    candidate_positions = rng.choice(len(unlabelled_rows), size=_CANDIDATE_COUNT, replace=False)
     distances = []
     are_members = []
-    for number, candidate in enumerate(unlabelled[chosen].tolist()):
-        is_member = number % 2 == 0  # every second candidate is made unknown to all passives
+    for index, candidate in enumerate(unlabelled_rows[candidate_positions].tolist()):
+        is_member = index % 2 == 0  # every second candidate is made unknown to all passives
         votes_by_label = []
         for label in (0, classes - 1):  # the label of the candidate in the first and second run
-            run = open_votes_run(data, method, epsilon, seed)
+            session = open_votes_run(data, method, epsilon, seed)
             if not is_member:
-                for name in run.voters:
-                    run.get_voter(name).is_known_N[candidate] = False
-            _, votes_UK = run.request_votes(None, honest_labels | {candidate: label})
-            votes_by_label.append(votes_UK[run.ballot.rows.numpy() != candidate])
+                for name in session.voters:
+                    session.get_voter(name).is_known_N[candidate] = False
+            _, votes_UK = session.request_votes(None, honest_labels | {candidate: label})
+            votes_by_label.append(votes_UK[session.ballot.rows.numpy() != candidate])
         distances.append(float(np.abs(votes_by_label[0] - votes_by_label[1]).sum()))
         are_members.append(is_member)
     return {"auc": float(roc_auc_score(are_members, distances))}
@@ -301,14 +317,16 @@ def list_poisoned_vote_rows() -> Iterator[MeasuredRow]:
     The measured value is the accuracy in per cent of the student, the active's model that learns
     from votes.
     """
-    ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
-    for data, (revealed, method, epsilon), way in product(_DATA, _REVEALS, ways):
-        measure = partial(_measure_poisoning, data, method, epsilon, way)
-        yield _make_vote_row(measure, data, revealed, epsilon, adversary=way or "none")
+    poisonings: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
+    for data, (revealed, method, epsilon), poisoning in product(
+        _DATA_SETTINGS, _REVEALED_METHODS, poisonings
+    ):
+        measure = partial(_measure_poisoning, data, method, epsilon, poisoning)
+        yield _make_vote_row(measure, data, revealed, epsilon, adversary=poisoning or "none")
 
 
 def _measure_poisoning(
-    data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
+    data: str, method: str, epsilon: float | None, poisoning: Poison | None, seed: int
 ) -> Row:
     """Return the student's accuracy where one passive poisons its votes, and the change from an
     honest run.
@@ -316,21 +334,23 @@ def _measure_poisoning(
     The student is the active's model, which learns from votes. If single votes are revealed, the
     row also says how far the poisoned and the other votes agree.
 
-    `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning; None: the passive is
-    honest.
+    `epsilon`: privacy of one vote; None: no noise. `poisoning`: kind of poisoning; None: the
+    passive is honest.
     """
     honest_accuracy, _ = _measure_accuracy(data, method, epsilon, None, seed)
-    accuracy, agreement = _measure_accuracy(data, method, epsilon, way, seed)
+    accuracy, agreement_by_passive = _measure_accuracy(data, method, epsilon, poisoning, seed)
     row: Row = {"accuracy": accuracy, "change": accuracy - honest_accuracy}
-    if agreement:
-        row["its agreement"] = agreement[VICTIM]
-        row["of the others"] = fmean(share for name, share in agreement.items() if name != VICTIM)
+    if agreement_by_passive:
+        row["its agreement"] = agreement_by_passive[VICTIM]
+        row["of the others"] = fmean(
+            share for name, share in agreement_by_passive.items() if name != VICTIM
+        )
     return row
 
 
 @cache
 def _measure_accuracy(
-    data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
+    data: str, method: str, epsilon: float | None, poisoning: Poison | None, seed: int
 ) -> tuple[float, Mapping[str, float]]:
     """Return the student's accuracy in per cent, and each passive's agreement with the others'
     votes.
@@ -338,14 +358,16 @@ def _measure_accuracy(
     The student is the active's model, which learns from votes. The agreement is empty unless single
     votes are revealed.
 
-    `epsilon`: privacy of one vote; None: no noise. `way`: kind of poisoning by one passive; None:
-    all are honest.
+    `epsilon`: privacy of one vote; None: no noise. `poisoning`: kind of poisoning by one passive;
+    None: all are honest.
     """
-    run = open_votes_run(data, method, epsilon, seed)
-    if way is not None:
-        voter = run.get_voter(VICTIM).voter
-        voter.labeller = PoisonedVotes(honest=voter.labeller, way=way, seed=seed)
-    run.learn_from_votes()
-    agreement = {name: agreed.others or 0.0 for name, agreed in run.active_role.agreement.items()}
-    scored = run.active_role.student.score_rows(run.data.test_rows)
-    return 100 * ACCURACY.compute_value(scored), agreement
+    session = open_votes_run(data, method, epsilon, seed)
+    if poisoning is not None:
+        voter = session.get_voter(VICTIM).voter
+        voter.labeller = PoisonedVotes(honest=voter.labeller, way=poisoning, seed=seed)
+    session.learn_from_votes()
+    agreement_by_passive = {
+        name: agreement.others or 0.0 for name, agreement in session.active_role.agreement.items()
+    }
+    predictions = session.active_role.student.score_rows(session.data.test_rows)
+    return 100 * ACCURACY.compute_value(predictions), agreement_by_passive

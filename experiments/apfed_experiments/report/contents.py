@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
-from apfed_experiments.baselines import OTHER_ROWS, BaselinesRecord
+from apfed_experiments.baselines import DIFFERENT_TEST_ROWS, BaselinesRecord
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, find_rule
@@ -45,7 +45,7 @@ from secure_apfed.settings.data import TABLES
 from secure_apfed.settings.promises import worst_promise
 
 _CLASS_RECALL_PREFIX = "recall of class "
-_SHORT_EPSILON_TITLES = {
+_SHORT_TITLE_BY_EPSILON = {
     "epsilon_x": "representations",
     "epsilon_c": "sums",
     "epsilon_v": "votes",
@@ -94,16 +94,16 @@ class Learned:
 def describe_training(run: ReportedRun) -> str:
     """Return a sentence on who trained together, and whether the active predicts alone."""
     method = run.config.method
-    passives = run.facts.passives
+    passive_count = run.facts.passives
     if not run.has_passives:
         return f"{method.title}: the active trained alone; nothing was sent."
-    others = "one passive party" if passives == 1 else f"{passives} passive parties"
-    needed = (
+    partners = "one passive party" if passive_count == 1 else f"{passive_count} passive parties"
+    prediction_text = (
         "the active predicts alone"
         if "the active predicts alone" in method.exchange_facts
         else "prediction needs the passives, or a stand-in for what they would send"
     )
-    return f"{method.title}: one active party trained with {others}; {needed}."
+    return f"{method.title}: one active party trained with {partners}; {prediction_text}."
 
 
 def list_warnings(run: ReportedRun) -> tuple[str, ...]:
@@ -112,16 +112,18 @@ def list_warnings(run: ReportedRun) -> tuple[str, ...]:
     They are on common people, missing protection, synthetic data, few test rows of a class, classes
     that are never predicted, and parties that stopped responding.
     """
-    missing = describe_unpredicted_classes(run.config, run.outcome.never_predicted)
-    never_predicted = () if missing is None else (f"Of the test rows: {missing}.",)
+    unpredicted_text = describe_unpredicted_classes(run.config, run.outcome.never_predicted)
+    unpredicted_warnings = (
+        () if unpredicted_text is None else (f"Of the test rows: {unpredicted_text}.",)
+    )
     attendance = run.outcome.attendance
-    silent = (
+    silence_warnings = (
         f"{name} fell silent in step {step}: of the steps from then on "
         f"{attendance.steps_without_all} went on without all passives."
         for name, step in attendance.left.items()
     )
-    people = describe_people(load_common_people(RunFolder(run.path)))
-    return (*people, *_iter_fact_warnings(run), *never_predicted, *silent)
+    people_warnings = describe_people(load_common_people(RunFolder(run.path)))
+    return (*people_warnings, *_iter_fact_warnings(run), *unpredicted_warnings, *silence_warnings)
 
 
 def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
@@ -130,13 +132,13 @@ def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
     `run.facts.words` are those facts in words, such as "passives vote".
     """
     facts = run.facts
-    words = run.facts.words
-    summed = "contributions are summed" in words
-    is_sum_unsafe = summed and find_sum_class(run.config.secure_sum).unsafe
-    votes = "passives vote" in words
-    active_sends = "the active sends representations" in words
-    rare_rows = _count_rare_class_rows(run.outcome.ranking)
-    were_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
+    phrases = run.facts.words
+    has_sum = "contributions are summed" in phrases
+    is_sum_unsafe = has_sum and find_sum_class(run.config.secure_sum).unsafe
+    has_votes = "passives vote" in phrases
+    has_sending_active = "the active sends representations" in phrases
+    rare_row_count = _count_rare_class_rows(run.outcome.ranking)
+    has_sent_representations = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
     # Each sentence stands beside the fact of the run under which it is shown.
     conditions_and_sentences = (
         (
@@ -148,68 +150,68 @@ def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
             f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution.",
         ),
         (
-            summed and facts.passives == 1,
+            has_sum and facts.passives == 1,
             "There is one passive: the active reads what it contributes, whatever the sum.",
         ),
         (
-            "labels are shown" in words and not facts.label_dp,
+            "labels are shown" in phrases and not facts.label_dp,
             "Every passive is shown the labels that the active trains on.",
         ),
         (
-            "no noise on votes" in words,
+            "no noise on votes" in phrases,
             "There is no noise on votes: the active reads their sum as it is.",
         ),
         (
-            {"noise on votes", "votes move each other"} <= words,
+            {"noise on votes", "votes move each other"} <= phrases,
             "The epsilon on votes is of one vote, not of a person's record.",
         ),
         (
-            votes and not any(flow.kind in _VOTE_REQUESTS for flow in run.flows),
+            has_votes and not any(flow.kind in _VOTE_REQUESTS for flow in run.flows),
             "Nobody was ever asked for votes: the active trained alone.",
         ),
         (
-            "tables are decomposed" in words,
+            "tables are decomposed" in phrases,
             (
                 "There is no noise: the active reads singular vectors of all parties' rows "
                 "as they are."
             ),
         ),
-        ("gradients are returned" in words, "Passives receive gradients that give labels away."),
+        ("gradients are returned" in phrases, "Passives receive gradients that give labels away."),
         (
             run.config.labels_are_private and bool(run.attacks),
             "Attacks compare guesses with the true training rows: no epsilon covers their scores.",
         ),
         (
-            active_sends and not were_sent,
+            has_sending_active and not has_sent_representations,
             "No batch was ever sent to the passives: the active trained alone.",
         ),
         (
-            active_sends and not facts.guarded,
+            has_sending_active and not facts.guarded,
             "There is no guard: passives receive the representations as they are.",
         ),
         (
-            "passives send representations" in words and not facts.guarded,
+            "passives send representations" in phrases and not facts.guarded,
             "There is no guard: the active receives representations as they are.",
         ),
         (
-            rare_rows is not None,
+            rare_row_count is not None,
             (
-                f"{rare_rows} test rows are of the rarer class: measures may be chance; "
+                f"{rare_row_count} test rows are of the rarer class: measures may be chance; "
                 "read their intervals."
             ),
         ),
     )
-    for holds, sentence in conditions_and_sentences:
-        if holds:
+    for is_true, sentence in conditions_and_sentences:
+        if is_true:
             yield sentence
 
 
-def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
+def describe_people(people_by_party: Sequence[CommonPeople]) -> Iterator[str]:
     """Yield sentences on how many of each party's people are common to all.
 
     A warning follows for a party whose IDs hardly ever matched.
     """
-    for party_people in common:
+    for party_people in people_by_party:
         yield f"{party_people.party}: {party_people.sentence}."
         if party_people.warning:
             yield f"{party_people.warning}."
@@ -223,8 +225,8 @@ def _count_rare_class_rows(ranking: Ranking | None) -> int | None:
     """
     if ranking is None:
         return None
-    rarer = min(ranking.positives, ranking.rows - ranking.positives)
-    return rarer if rarer < min(MIN_POSITIVES, RARE_SHARE * ranking.rows) else None
+    rarer_count = min(ranking.positives, ranking.rows - ranking.positives)
+    return rarer_count if rarer_count < min(MIN_POSITIVES, RARE_SHARE * ranking.rows) else None
 
 
 def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
@@ -237,7 +239,7 @@ def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
     yield from _iter_measure_tiles(run)
     if run.local_models is not None:
         yield from _iter_local_model_tiles(run, run.local_models)
-    yield _make_weakest_promise_tile(run)
+    yield _make_weakest_guarantee_tile(run)
     for headline in run.headlines:
         yield Tile(headline.direction.title, headline.short_text, headline.note)
     if run.own is not None:
@@ -263,22 +265,24 @@ def _iter_measure_tiles(run: ReportedRun) -> Iterator[Tile]:
     outcome = run.outcome
     measure = outcome.headline_measure
     if measure is not ACCURACY:
-        for variant, value in outcome.scores.items():
-            tested = run.describe_rows(variant)
-            reason = outcome.undefined.get(variant, {}).get(measure.name, tested)
-            title = f"{run.title_inference(variant)} {measure.title}"
-            yield Tile(title, measure.format_value(value), reason if math.isnan(value) else tested)
+        for inference, value in outcome.scores.items():
+            rows_text = run.describe_rows(inference)
+            reason = outcome.undefined.get(inference, {}).get(measure.name, rows_text)
+            title = f"{run.title_inference(inference)} {measure.title}"
+            yield Tile(
+                title, measure.format_value(value), reason if math.isnan(value) else rows_text
+            )
     is_classification = TASKS[run.config.task].tells == Classification.tells
     accuracies = outcome.accuracy if is_classification else {}
     # `variant` is a mode of inference, such as of the active alone or jointly with the passives.
-    for variant, share in accuracies.items():
-        tested = run.describe_rows(variant)
-        reason = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
-        title = f"{run.title_inference(variant)} accuracy"
+    for inference, share in accuracies.items():
+        rows_text = run.describe_rows(inference)
+        reason = outcome.undefined.get(inference, {}).get(ACCURACY.name, rows_text)
+        title = f"{run.title_inference(inference)} accuracy"
         yield Tile(
             title,
             ACCURACY.format_value(share) if math.isnan(share) else words.format_percent(share),
-            reason if math.isnan(share) else tested,
+            reason if math.isnan(share) else rows_text,
         )
 
 
@@ -288,33 +292,33 @@ def _iter_local_model_tiles(run: ReportedRun, local_models: BaselinesRecord) -> 
     """
     gain = run.gain
     value = local_models.best.test if gain is None else gain.alone
-    rows = local_models.rows if gain is None else gain.rows
-    rows_note = "" if rows is None else f", of {rows:,} test rows"
+    row_count = local_models.rows if gain is None else gain.rows
+    rows_note = "" if row_count is None else f", of {row_count:,} test rows"
     note = f"{local_models.best.title}, {local_models.chosen}{rows_note}"
     yield Tile("best local model", local_models.headline_measure.format_value(value), note)
     if gain is None:
-        yield Tile("gain", "not reported", OTHER_ROWS)
+        yield Tile("gain", "not reported", DIFFERENT_TEST_ROWS)
         return
-    ends = f", 95 %: {gain.interval}" if gain.interval else ""
-    yield Tile("gain", gain.points, f"over it, on the same {gain.rows:,} test rows{ends}")
+    interval_note = f", 95 %: {gain.interval}" if gain.interval else ""
+    yield Tile("gain", gain.points, f"over it, on the same {gain.rows:,} test rows{interval_note}")
 
 
-def _make_weakest_promise_tile(run: ReportedRun) -> Tile:
+def _make_weakest_guarantee_tile(run: ReportedRun) -> Tile:
     """Return the tile of the weakest guarantee on the method's main kind of message.
 
     `run.figure` names the epsilon of that kind, such as "epsilon_x" for representations. The note
     has the weakest guarantee on every other kind.
     """
-    weakest = worst_promise(run.promises, run.figure)
-    other_figures = {promise.figure for promise in run.promises} - {weakest.figure}
-    notes = [weakest.why] if weakest.why else []
+    weakest_guarantee = worst_promise(run.promises, run.figure)
+    other_epsilon_names = {promise.figure for promise in run.promises} - {weakest_guarantee.figure}
+    notes = [weakest_guarantee.why] if weakest_guarantee.why else []
     notes += [
         f"{title} {worst_promise(run.promises, figure).text}"
-        for figure, title in _SHORT_EPSILON_TITLES.items()
-        if figure in other_figures
+        for figure, title in _SHORT_TITLE_BY_EPSILON.items()
+        if figure in other_epsilon_names
     ]
-    title = weakest.format_title(fixed=weakest.state == "bounded")
-    return Tile(title, weakest.text, ", ".join(notes))
+    title = weakest_guarantee.format_title(fixed=weakest_guarantee.state == "bounded")
+    return Tile(title, weakest_guarantee.text, ", ".join(notes))
 
 
 def list_learned(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
@@ -329,12 +333,12 @@ def list_learned(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
         role_and_received = role, tuple(_describe_flows(run, name, role))
         names_by_received.setdefault(role_and_received, []).append(name)
     received_by_heading = {}
-    for (role, received), names in names_by_received.items():
+    for (role, messages), names in names_by_received.items():
         each_note = ", each of them" if len(names) > 1 else ""
         heading = (
             f"{', '.join(names)} ({role}{each_note})" if names != [role] else role.capitalize()
         )
-        received_by_heading[heading] = received
+        received_by_heading[heading] = messages
     return received_by_heading
 
 
@@ -350,17 +354,19 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
         key=lambda flow: kinds.index(flow.kind),
     )
     for kind, kind_flows in groupby(flows, key=lambda flow: flow.kind):
-        group = list(kind_flows)
+        flows_of_kind = list(kind_flows)
         rule = find_rule(kind, role, run.facts)
-        first = min(flow.first_step for flow in group)
-        last = max(flow.last_step for flow in group)
+        first_step = min(flow.first_step for flow in flows_of_kind)
+        last_step = max(flow.last_step for flow in flows_of_kind)
         yield Learned(
             kind=words.format_key(kind),
-            senders=", ".join(flow.sender for flow in group),
-            messages=words.format_count(sum(flow.messages for flow in group)),
-            size=words.format_size(sum(flow.payload_bytes for flow in group)),
+            senders=", ".join(flow.sender for flow in flows_of_kind),
+            messages=words.format_count(sum(flow.messages for flow in flows_of_kind)),
+            size=words.format_size(sum(flow.payload_bytes for flow in flows_of_kind)),
             # Messages before training, such as those of the alignment, have negative steps.
-            steps="before training" if last < 0 else f"steps {max(first, 0)} to {last}",
+            steps="before training"
+            if last_step < 0
+            else f"steps {max(first_step, 0)} to {last_step}",
             reads=rule.reads,
             protects=rule.protects,
             remains=rule.remains,
@@ -398,14 +404,14 @@ def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterat
         )
 
 
-def iter_traffic_tiles(run: Reported, me: str) -> Iterator[Tile]:
+def iter_traffic_tiles(run: Reported, party: str) -> Iterator[Tile]:
     """Yield the bytes and messages that a party sent, and those that it received.
 
-    `me`: name of the party.
+    `party`: name of the party.
     """
     for title, flows in (
-        ("sent", [flow for flow in run.flows if flow.sender == me]),
-        ("received", [flow for flow in run.flows if flow.receiver == me]),
+        ("sent", [flow for flow in run.flows if flow.sender == party]),
+        ("received", [flow for flow in run.flows if flow.receiver == party]),
     ):
         messages = words.format_count(sum(flow.messages for flow in flows))
         size = words.format_size(sum(flow.wire_bytes for flow in flows))
@@ -440,31 +446,33 @@ def list_limits(run: Reported) -> tuple[str, ...]:
     limits = tuple(limit.sentence for limit in LIMITS if limit.holds_for(run.facts))
     # How many linear values of each person the sums revealed, as the run counted them.
     # A party's own folder does not know it.
-    revealed = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
-    if revealed is not None:
-        sentence = f"Of each person the active opens, linear in others' columns, {revealed}."
+    revealed_count = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
+    if revealed_count is not None:
+        sentence = f"Of each person the active opens, linear in others' columns, {revealed_count}."
         limits = (sentence, *limits)
-    return (*list_departures(run), *limits)
+    return (*list_weakened_settings(run), *limits)
 
 
-def list_departures(run: Reported) -> tuple[str, ...]:
+def list_weakened_settings(run: Reported) -> tuple[str, ...]:
     """Return up to two sentences: on settings that protect less than their defaults, and on
     organisations that run several parties.
 
     Both are read from the run's settings and folder, whatever its result claims.
     """
     folder = run.path if isinstance(run, ReportedRun) else run.own.path
-    departures = describe_weakened_settings(run.config)
+    weakened_settings = describe_weakened_settings(run.config)
     organisations = describe_shared_organisations(folder)
     sentences = list[str]()
-    if departures:
-        sentences.append(f"Settings that protect less than by default: {'; '.join(departures)}.")
+    if weakened_settings:
+        sentences.append(
+            f"Settings that protect less than by default: {'; '.join(weakened_settings)}."
+        )
     if organisations:
         sentences.append(f"Run by one organisation: {'; '.join(organisations)}.")
     return tuple(sentences)
 
 
-def list_account_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+def list_privacy_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """Return title and text of what the run spent of privacy.
 
     These are epsilons, delta, releases, further values, signed statements of passives on what they
@@ -540,11 +548,11 @@ def describe_unevenness(result: AttackResult) -> str:
         if _CLASS_RECALL_PREFIX not in name
     ]
     if recall_by_class:
-        lowest = min(recall_by_class, key=recall_by_class.__getitem__)
-        highest = max(recall_by_class, key=recall_by_class.__getitem__)
+        lowest_class = min(recall_by_class, key=recall_by_class.__getitem__)
+        highest_class = max(recall_by_class, key=recall_by_class.__getitem__)
         parts.append(
-            f"recall from {recall_by_class[lowest]:.2f} (class {lowest}) to "
-            f"{recall_by_class[highest]:.2f} (class {highest})"
+            f"recall from {recall_by_class[lowest_class]:.2f} (class {lowest_class}) to "
+            f"{recall_by_class[highest_class]:.2f} (class {highest_class})"
         )
     return "; ".join(parts)
 
@@ -611,7 +619,7 @@ def _iter_protection_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
     if run.outcome.sum:
         yield "secure sum", words.format_value(run.outcome.sum)
     if "passives vote" in run.facts.words:
-        yield "how passives vote", _describe_settings(config.method, except_for="name")
+        yield "how passives vote", _describe_settings(config.method, excluded_name="name")
     yield "guard", _describe_settings(config.guard)
     if config.defences:
         kinds = [defence.kind for defence in config.defences]
@@ -628,9 +636,9 @@ def _iter_protection_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
         )
 
 
-def _describe_settings(settings: Settings, *, except_for: str = "") -> str:
-    """Return settings other than None in words, without the one named `except_for`."""
-    values = settings.model_dump(mode="json", exclude_none=True, exclude={except_for})
+def _describe_settings(settings: Settings, *, excluded_name: str = "") -> str:
+    """Return settings other than None in words, without the one named `excluded_name`."""
+    values = settings.model_dump(mode="json", exclude_none=True, exclude={excluded_name})
     return ", ".join(f"{name} {words.format_value(value)}" for name, value in values.items())
 
 

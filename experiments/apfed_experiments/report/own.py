@@ -27,7 +27,7 @@ from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract
 from secure_apfed.runs.outcome import Outcome, Written, load_common_people
 from secure_apfed.settings.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
 
-_REASONS_TO_KEEP: Mapping[str, str] = {
+_REASON_TO_KEEP_BY_FILE: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
     "contract.json": "always: what all parties signed",
     "statements.json": "always: what the passives signed that they charged",
@@ -69,17 +69,17 @@ class OwnSide:
         """Return what a party's folder holds; None: it is no party's folder, or the party's part
         has not ended.
         """
-        ended = PartyFolder(path).party_end
-        if not ended.is_file():
+        end_path = PartyFolder(path).party_end
+        if not end_path.is_file():
             return None
         log = None
-        broken = "there is none"
+        log_error = "there is none"
         if (path / FILE_NAME).is_file():
             try:
                 log = verify_log(path)
             except CheckpointError as error:
-                broken = str(error)
-        return cls(path=path, end=load_json(ended, PartyEnd), log=log, broken=broken)
+                log_error = str(error)
+        return cls(path=path, end=load_json(end_path, PartyEnd), log=log, broken=log_error)
 
     def iter_log_rows(self) -> Iterator[tuple[str, str]]:
         """Yield title and text on the audit log, or why it is not valid.
@@ -104,7 +104,7 @@ class OwnSide:
 
     def iter_kept_files(self) -> Iterator[tuple[str, str]]:
         """Yield the files in the folder that the party should keep, each with how long and why."""
-        for name, reason in _REASONS_TO_KEEP.items():
+        for name, reason in _REASON_TO_KEEP_BY_FILE.items():
             if any(self.path.glob(name)):
                 yield name, reason
 
@@ -116,11 +116,13 @@ class OwnSide:
         """
         privacy = self.end.privacy
         contributions = self.end.contributions
-        accounts: list[dict[str, Any]] = []  # what the party spent, one entry for each epsilon
+        spent_by_epsilon: list[
+            dict[str, Any]
+        ] = []  # what the party spent, one entry for each epsilon
         if contributions is not None:
-            accounts.append(contributions.model_dump())
+            spent_by_epsilon.append(contributions.model_dump())
         if privacy is not None:
-            accounts.append(
+            spent_by_epsilon.append(
                 {
                     "figure": "epsilon_x",
                     "epsilon": privacy.epsilon_x,
@@ -128,9 +130,9 @@ class OwnSide:
                     "releases": privacy.releases,
                 }
             )
-        if not accounts:
+        if not spent_by_epsilon:
             return (promise_of_party(config, role, ()),)
-        return tuple(map(promise_of_account, accounts))
+        return tuple(map(promise_of_account, spent_by_epsilon))
 
 
 class _StoredContract(Written):
@@ -140,7 +142,7 @@ class _StoredContract(Written):
     sha256: str
 
 
-def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
+def list_signed_reports(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
     """Yield title and text of the epsilons that each passive states for its messages.
 
     The passives' statements are in `statements.json` of the run's folder. The text says whether the
@@ -149,32 +151,32 @@ def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, 
     # Simulated passives sign nothing.
     if not outcome.stated:
         return
-    statements = load_statements(folder.statements)
+    report_by_passive = load_signed_reports(folder.statements)
     contract = load_contract(folder.contract, _StoredContract).document
-    identities = {party.name: party.identity for party in contract.participants}
+    identity_by_party = {party.name: party.identity for party in contract.participants}
     for name in outcome.stated:
         title = f"stated by {name}"
-        statement = statements.get(name)
-        if statement is None:
+        signed_report = report_by_passive.get(name)
+        if signed_report is None:
             yield title, "nothing: it never said what it charged"
             continue
         try:
-            accounts = statement.verify_accounts(name)
+            spent = signed_report.verify_accounts(name)
         except RemoteProtocolError as error:
             yield title, f"NOT SIGNED: {error}"
             continue
-        has_identity = statement.identity == identities.get(name)
-        has_contract = statement.contract == contract.digest.hex()
-        signature_text = f"signed before step {statement.step}"
+        has_identity = signed_report.identity == identity_by_party.get(name)
+        has_contract = signed_report.contract == contract.digest.hex()
+        signature_text = f"signed before step {signed_report.step}"
         if not has_identity or not has_contract:
             signature_text = (
                 "NOT OF THIS CONTRACT: signed by another identity, or for another session"
             )
-        promises = [promise_of_account(account.model_dump()) for account in accounts]
-        promises_text = "; ".join(
-            f"{promise.format_title()} {promise.text}" for promise in promises
+        guarantees = [promise_of_account(account.model_dump()) for account in spent]
+        guarantees_text = "; ".join(
+            f"{promise.format_title()} {promise.text}" for promise in guarantees
         )
-        yield title, f"{promises_text or NO_ACCOUNT}, {signature_text}"
+        yield title, f"{guarantees_text or NO_ACCOUNT}, {signature_text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +205,17 @@ class ReportedParty:
     @property
     def roles(self) -> Mapping[str, Role]:
         """Return the role of each party by name, the active first."""
-        order = list(Role)
+        role_order = list(Role)
         role_by_party = {party.name: Role(party.role) for party in self.contract.participants}
-        return dict(sorted(role_by_party.items(), key=lambda item: order.index(item[1])))
+        return dict(sorted(role_by_party.items(), key=lambda item: role_order.index(item[1])))
 
     @property
     def facts(self) -> RunFacts:
         """Return the facts of the run that decide who can read what."""
         passives = list(self.roles.values()).count(Role.PASSIVE)
-        return RunFacts.from_settings(self.config, passives=passives, apart=True)
+        return RunFacts.from_settings(
+            self.config, passive_count=passives, is_in_separate_processes=True
+        )
 
     @property
     def promise_rows(self) -> tuple[tuple[str, str], ...]:
@@ -242,7 +246,7 @@ class ReportedParty:
                 yield words.format_key(name), words.format_value(value)
 
 
-def load_statements(path: Path) -> Mapping[str, Statement]:
+def load_signed_reports(path: Path) -> Mapping[str, Statement]:
     """Return the passives' signed statements by name; empty if there are none.
 
     `path`: the file `statements.json`. Raises an error if a statement's format is unknown.
@@ -250,8 +254,8 @@ def load_statements(path: Path) -> Mapping[str, Statement]:
     if not path.exists():
         return {}
     # Called for the exception only: a statement of another format version is refused.
-    for statement in load_json(path, dict[str, Any]).values():
-        STATEMENT.parse_format_number(path, statement)
+    for signed_report in load_json(path, dict[str, Any]).values():
+        STATEMENT.parse_format_number(path, signed_report)
     return load_json(path, dict[str, Statement])
 
 
@@ -272,14 +276,16 @@ def load_party(path: Path) -> ReportedParty | None:
                 "its audit log says what it sent (secure-apfed audit-log verify)"
             )
     contract = load_contract(folder.contract, _StoredContract)
-    attacks = path / "attacks.json"
+    attacks_path = path / "attacks.json"
     return ReportedParty(
         config=folder.load_config(),
         contract=contract.document,
         contract_sha256=contract.sha256,
         flows=load_json(folder.message_flows, tuple[Flow, ...]),
         charges=count_charges(folder),
-        attacks=load_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
+        attacks=load_json(attacks_path, tuple[AttackResult, ...])
+        if attacks_path.is_file()
+        else None,
         own=own_side,
         common=load_common_people(folder),
     )

@@ -13,32 +13,33 @@ from markupsafe import Markup
 
 from apfed_attacks.headlines import Headline
 from apfed_experiments import words, worth
-from apfed_experiments.baselines import LEFT_OUT
+from apfed_experiments.baselines import OMITTED_FOR_DP_SGD
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
-from apfed_experiments.run_list import ListedRun, State, flatten_settings
+from apfed_experiments.run_list import ListedRun, RunState, flatten_settings
 from apfed_experiments.verdict import VerdictLine, describe_party, describe_run
 from secure_apfed.base.files import write_atomically
 from secure_apfed.base.peer_text import escape_text
 from secure_apfed.config.file import dump_settings
 
 # Line breaks and blanks of our own texts, which are not escaped.
-_KEPT_BLANKS = "\n\t\u00a0\u2009\u202f"
+_UNESCAPED_BLANKS = "\n\t\u00a0\u2009\u202f"
 
 
 def render_run(
     run: ReportedRun,
     pictures: Sequence[Picture],
     audited: Audited | None,
-    measured: Mapping[str, Any] | None,
+    prediction_measures: Mapping[str, Any] | None,
 ) -> str:
     """Return the HTML page of a run.
 
     `pictures`: pictures of the run. `audited`: result of `audit_guard`, None if no guard released
-    anything. `measured`: result of `measure_predictions`, None if no predictions were stored.
+    anything. `prediction_measures`: result of `measure_predictions`, None if no predictions were
+    stored.
     """
     return render_template(
         "report.html.jinja",
@@ -46,9 +47,11 @@ def render_run(
         lines=describe_run(run),
         contents=contents,
         worth=worth,
-        measured=measured,
+        measured=prediction_measures,
         pictures=pictures,
-        left_out="" if run.config.dp_sgd is None else f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.",
+        left_out=""
+        if run.config.dp_sgd is None
+        else f"{OMITTED_FOR_DP_SGD[0].upper()}{OMITTED_FOR_DP_SGD[1:]}.",
         audited=audited.list_rows() if audited else (),
         config=dump_settings(run.config),
         repeat=[
@@ -60,35 +63,36 @@ def render_run(
     )
 
 
-def _make_promise_tile(name: str, promise: str) -> contents.Tile:
+def _make_guarantee_tile(title: str, guarantee_text: str) -> contents.Tile:
     """Return the tile (title, value and note) of one guarantee, for the top of a report.
 
-    `name`: title. `promise`: text of the guarantee, with the reason after a colon if there is none.
+    `title`: title. `guarantee_text`: text of the guarantee, with the reason after a colon if there
+    is none.
     """
-    value, _, reason = promise.partition(": ")
-    return contents.Tile(name, value, reason)
+    value, _, reason = guarantee_text.partition(": ")
+    return contents.Tile(title, value, reason)
 
 
 def render_party(party: ReportedParty) -> str:
     """Return the HTML page of a passive; what the passive itself learned comes first."""
     learned = contents.list_learned(party)  # by heading, such as "bank (passive)"
-    own = party.own
-    role = party.roles[own.name]
-    title = role.capitalize() if role == own.name else own.name
-    own_first = sorted(learned.items(), key=lambda item: title not in item[0].split(" "))
+    own_side = party.own
+    role = party.roles[own_side.name]
+    title = role.capitalize() if role == own_side.name else own_side.name
+    learned_own_first = sorted(learned.items(), key=lambda item: title not in item[0].split(" "))
     return render_template(
         "party.html.jinja",
         party=party,
-        own=own,
+        own=own_side,
         method=party.config.method.title,
         role=role,
         attacks=party.attacks,
         lines=describe_party(party),
         tiles=[
-            *contents.iter_traffic_tiles(party, own.name),
-            *(_make_promise_tile(name, value) for name, value in party.promise_rows),
+            *contents.iter_traffic_tiles(party, own_side.name),
+            *(_make_guarantee_tile(name, value) for name, value in party.promise_rows),
         ],
-        learned=dict(own_first),
+        learned=dict(learned_own_first),
         alignment_leaks=contents.describe_alignment_leaks(party),
         coalitions=contents.list_coalitions(party),
         spent=[
@@ -121,7 +125,7 @@ def _make_environment() -> Environment:
         "in_words": words.format_value,
         "count": words.format_count,
         "signed": words.format_difference,
-        "attack_title": words.attack_title,
+        "attack_title": words.title_attack,
         "unevenness": contents.describe_unevenness,
     }
     return environment
@@ -134,7 +138,7 @@ def _escape_unprintable(value: Any) -> Any:
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return escape_text(value, keep=_KEPT_BLANKS)
+    return escape_text(value, keep=_UNESCAPED_BLANKS)
 
 
 def _flatten_values(values: Mapping[str, Any]) -> str:
@@ -166,11 +170,11 @@ class Part:
     notes: Sequence[str] = ()
 
 
-def write_comparison(
+def write_study_page(
     path: Path,
     *,
     title: str,
-    reading: str,
+    reading_guide: str,
     parts: Sequence[Part],
     reports: Sequence[tuple[str, str]] = (),
     failures: Sequence[str] = (),
@@ -180,7 +184,7 @@ def write_comparison(
     Args:
         path: file that the page is written to.
         title: title of the study.
-        reading: sentences on how to read the tables.
+        reading_guide: sentences on how to read the tables.
         parts: tables and pictures, one part for each data set or question.
         reports: links to reports of runs: label, and address relative to the page.
         failures: sentences on what was left out.
@@ -188,7 +192,7 @@ def write_comparison(
     page = render_template(
         "comparison.html.jinja",
         title=title,
-        reading=reading,
+        reading=reading_guide,
         parts=parts,
         reports=reports,
         failures=failures,
@@ -206,7 +210,7 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
         "runs.html.jinja",
         title=title,
         newest=next((run for run in runs if run.verdict), None),
-        states=[(str(state), sum(run.state is state for run in runs)) for state in State],
+        states=[(str(state), sum(run.state is state for run in runs)) for state in RunState],
         targets=directions,
         rows=[
             (run, _format_metrics(run, directions), _make_address(run, path.parent)) for run in runs
@@ -223,11 +227,11 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 
 
 def _format_metrics(
-    run: ListedRun, targets: Sequence[str]
+    run: ListedRun, directions: Sequence[str]
 ) -> dict[str, tuple[str, str, float | None]]:
     """Return the metrics of a run by column, each as text, note, and number to sort by.
 
-    `targets`: leak directions (who reads whose what), which are columns.
+    `directions`: leak directions (who reads whose what), which are columns.
     """
     gain = run.gain
     local_models = run.local_models
@@ -235,11 +239,11 @@ def _format_metrics(
     cells = {
         "reached": _format_metric(run.value, lambda _: run.score_text),
         "gain": _format_metric(gain, lambda _: run.gain_text.replace("-", "\u2212"), note),
-        "epsilon": _format_promise(run),
+        "epsilon": _format_guarantee(run),
     }
-    for target in targets:
-        leak = run.leaks.get(target)
-        cells[target] = ("", "", None) if leak is None else _format_headline(leak)
+    for direction in directions:
+        leak = run.leaks.get(direction)
+        cells[direction] = ("", "", None) if leak is None else _format_headline(leak)
     return {**cells, "sent": _format_metric(run.wire_bytes, words.format_size)}
 
 
@@ -254,25 +258,26 @@ def _format_headline(headline: Headline) -> tuple[str, str, float | None]:
     return words.format_difference(headline.advantage), headline.note, headline.advantage
 
 
-def _format_promise(run: ListedRun) -> tuple[str, str, float | None]:
+def _format_guarantee(run: ListedRun) -> tuple[str, str, float | None]:
     """Return the epsilon of a run's weakest guarantee as text, note, and number to sort by."""
     if run.promise is None:
         return "", "", None
     return run.promise.text, run.promise.format_title(), run.promise.epsilon
 
 
-def _make_address(run: ListedRun, start: Path) -> str:
-    """Return the address of a run's report relative to the page's folder `start`; empty: none.
+def _make_address(run: ListedRun, page_folder: Path) -> str:
+    """Return the address of a run's report relative to the page's folder `page_folder`; empty:
+    none.
 
     Names are URL-quoted, so that they cannot name another file.
     """
-    address = Path(os.path.relpath(run.path / "report.html", start)).as_posix()
+    address = Path(os.path.relpath(run.path / "report.html", page_folder)).as_posix()
     return quote(os.fsencode(address)) if run.report else ""
 
 
-def _format_metric(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
+def _format_metric(value: Any, format_value: Any, note: str = "") -> tuple[str, str, float | None]:
     """Return a value as text, note, and number to sort by; None: it is not known.
 
-    `form`: function that returns the text of the value.
+    `format_value`: function that returns the text of the value.
     """
-    return ("", note, None) if value is None else (form(value), note, float(value))
+    return ("", note, None) if value is None else (format_value(value), note, float(value))

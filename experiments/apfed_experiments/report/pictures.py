@@ -18,17 +18,17 @@ from matplotlib.lines import Line2D
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.drawing import (
-    ATTACK,
-    FAINT,
-    OTHER,
-    OURS,
+    ATTACK_COLOUR,
+    GRID_COLOUR,
+    OTHER_COLOUR,
+    OUR_COLOUR,
     STYLE,
     Picture,
     estimate_text_inches,
     set_margins,
 )
 from apfed_experiments.report.run import ReportedRun, load_predictions
-from apfed_experiments.words import attack_title, format_difference, format_key
+from apfed_experiments.words import format_difference, format_key, title_attack
 from apfed_experiments.worth import CAPTION, draw_worth, make_worth_interval
 from secure_apfed.base.files import own_subfolder
 from secure_apfed.measures.intervals import estimate_share
@@ -52,7 +52,7 @@ _ATTACK_SIDE_MARGIN = 0.25
 _ATTACK_TOP_MARGIN = 0.5
 _MIN_ATTACKS_WIDTH = 4.6
 _MAX_LINE_LENGTH = 64
-Drawing = tuple[Figure, str] | None
+FigureWithCaption = tuple[Figure, str] | None
 
 
 def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
@@ -63,7 +63,7 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
     for old_picture in own_subfolder(folder).glob("*.png"):
         old_picture.unlink()
     pictures: list[Picture] = []
-    drawings: tuple[tuple[str, str, Callable[[], Drawing]], ...] = (
+    draw_functions: tuple[tuple[str, str, Callable[[], FigureWithCaption]], ...] = (
         ("learning", "Learning", lambda: _draw_learning(run)),
         ("who-helped", "What each passive's help was worth", lambda: _draw_passive_worth(run)),
         ("calibration", "Calibration", lambda: _draw_calibration(run)),
@@ -71,18 +71,18 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
         ("roc", "Who trained the model", lambda: _draw_roc(run)),
     )
     with mpl.rc_context(STYLE):
-        for name, title, draw in drawings:
-            drawing = draw()
-            if drawing is None:
+        for name, title, draw in draw_functions:
+            figure_and_caption = draw()
+            if figure_and_caption is None:
                 continue
-            figure, caption = drawing
+            figure, caption = figure_and_caption
             path = folder / f"{name}.png"
             figure.savefig(path)
             pictures.append(Picture(path=path, title=title, caption=caption))
     return tuple(pictures)
 
 
-def _draw_learning(run: ReportedRun) -> Drawing:
+def _draw_learning(run: ReportedRun) -> FigureWithCaption:
     """Draw the training loss and the test measure by epoch, as far as several epochs have them.
 
     None: neither has two values.
@@ -100,19 +100,19 @@ def _draw_learning(run: ReportedRun) -> Drawing:
     # One below the other, so that both are legible on a phone.
     panels = figure.subplots(panel_count, 1, squeeze=False)[:, 0]
     has_many_epochs = len(run.epochs) > _MANY_EPOCHS
-    look: dict[str, Any] = {"marker": None if has_many_epochs else "o", "markersize": 3.5}
-    shown = []  # what the panels show, for the caption
+    line_options: dict[str, Any] = {"marker": None if has_many_epochs else "o", "markersize": 3.5}
+    panel_texts = []  # what the panels show, for the caption
     right_margin = 0.1
     if losses:
-        panels[0].plot(*zip(*losses, strict=True), color=OURS, **look)
+        panels[0].plot(*zip(*losses, strict=True), color=OUR_COLOUR, **line_options)
         panels[0].set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
         panels[0].set_ylim(bottom=0)
-        shown.append("task loss on the rows that it trains on")
+        panel_texts.append("task loss on the rows that it trains on")
     if curves:
-        labels = _draw_measure_curves(panels[-1], run, curves, look)
+        labels = _draw_measure_curves(panels[-1], run, curves, line_options)
         right_margin += estimate_text_inches(labels)
         measure_title = run.outcome.headline_measure.title
-        shown.append(f"{measure_title} on rows that no training step saw")
+        panel_texts.append(f"{measure_title} on rows that no training step saw")
     for axes in panels:
         axes.xaxis.get_major_locator().set_params(integer=True)
     width = _CURVE_LEFT + _CURVE_WIDTH + right_margin
@@ -121,13 +121,13 @@ def _draw_learning(run: ReportedRun) -> Drawing:
     set_margins(
         figure, left=_CURVE_LEFT, right=right_margin, bottom=_AXIS_HEIGHT, top=_TITLE_HEIGHT
     )
-    caption = f"The active's {', and its '.join(shown)}."
-    if curves and (finish := _describe_finished_model(run.outcome)):
-        caption += f" The last point is of the finished model, {finish}."
-    if omitted := [
+    caption = f"The active's {', and its '.join(panel_texts)}."
+    if curves and (final_fit_text := _describe_finished_model(run.outcome)):
+        caption += f" The last point is of the finished model, {final_fit_text}."
+    if omitted_titles := [
         run.title_inference(name) for name in run.outcome.accuracy if name not in curves
     ]:
-        caption += f" Measured once, and so no curve: {'; '.join(omitted)}."
+        caption += f" Measured once, and so no curve: {'; '.join(omitted_titles)}."
     return figure, caption
 
 
@@ -135,32 +135,32 @@ def _draw_measure_curves(
     axes: Axes,
     run: ReportedRun,
     curves: Mapping[str, Sequence[tuple[int, float]]],
-    look: Mapping[str, Any],
+    line_options: Mapping[str, Any],
 ) -> list[str]:
     """Draw the test measure by epoch, and return the texts beside the curves' ends.
 
-    `curves`: points (epoch, measure) by mode of inference, the method's own first. `look`: options
-    of matplotlib's `plot`.
+    `curves`: points (epoch, measure) by mode of inference, the method's own first. `line_options`:
+    options of matplotlib's `plot`.
     """
     measure = run.outcome.headline_measure
-    ends = []
-    for position, (variant, points) in enumerate(curves.items()):
-        color = OURS if position == 0 else OTHER
-        axes.plot(*zip(*points, strict=True), color=color, **look)
+    curve_ends = []
+    for position, (inference, points) in enumerate(curves.items()):
+        colour = OUR_COLOUR if position == 0 else OTHER_COLOUR
+        axes.plot(*zip(*points, strict=True), color=colour, **line_options)
         last_value = points[-1][1]
-        ends.append((last_value, run.title_inference(variant), color))
+        curve_ends.append((last_value, run.title_inference(inference), colour))
     # The caption of the axis leaves out who knows the rows.
-    rows = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
+    axis_text = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
     axes.set(
         title=f"Test {measure.title}",
         xlabel="epoch",
-        ylabel=rows if measure.is_share else measure.title,
+        ylabel=axis_text if measure.is_share else measure.title,
     )
     last_epoch = max(points[-1][0] for points in curves.values())
-    return _label_curves(axes, last_epoch, ends, measure)
+    return _label_curves(axes, last_epoch, curve_ends, measure)
 
 
-def _draw_passive_worth(run: ReportedRun) -> Drawing:
+def _draw_passive_worth(run: ReportedRun) -> FigureWithCaption:
     """Draw the worth of each passive (what the model loses without it); None: it was not
     measured.
     """
@@ -195,21 +195,23 @@ def _collect_curves(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
     """
     measure = run.outcome.headline_measure
     scale = 100 if measure.is_share else 1
-    measured = [(row.epoch, row.get_scores(measure.name)) for row in run.epochs if row.accuracy]
+    scores_by_epoch = [
+        (row.epoch, row.get_scores(measure.name)) for row in run.epochs if row.accuracy
+    ]
     curves = {}
-    for variant in run.outcome.accuracy:
+    for inference in run.outcome.accuracy:
         points = [
-            (epoch, scale * values[variant])
-            for epoch, values in measured
-            if math.isfinite(values.get(variant, math.nan))
+            (epoch, scale * values[inference])
+            for epoch, values in scores_by_epoch
+            if math.isfinite(values.get(inference, math.nan))
         ]
         if len(points) > 1:
-            curves[variant] = points
+            curves[inference] = points
     return curves
 
 
 def _label_curves(
-    axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]], measure: Measure
+    axes: Axes, last_epoch: int, curve_ends: Sequence[tuple[float, str, str]], measure: Measure
 ) -> list[str]:
     """Write each curve's name and last value beside its end, and return the texts.
 
@@ -217,23 +219,23 @@ def _label_curves(
 
     Args:
         axes: axes that hold the curves.
-        epoch: last epoch, beside which the texts stand.
-        ends: last value, name and colour of each curve.
+        last_epoch: last epoch, beside which the texts stand.
+        curve_ends: last value, name and colour of each curve.
         measure: the drawn measure; one between 0 and 1 is drawn in per cent.
     """
     texts = list[str]()
     scale = 100 if measure.is_share else 1
     low, high = axes.get_ylim()
-    gap = 0.075 * (high - low)  # height of a line of text, as a share of the axis
+    line_height = 0.075 * (high - low)  # height of a line of text, as a share of the axis
     text_height = -math.inf
-    for value, name, color in sorted(ends):
-        text_height = max(value, text_height + gap)
+    for value, name, colour in sorted(curve_ends):
+        text_height = max(value, text_height + line_height)
         texts.append(f"{name}, {measure.format_value(value / scale)}")
         axes.annotate(
             texts[-1],
-            (epoch, value),
+            (last_epoch, value),
             xytext=(8, text_height),
-            color=color,
+            color=colour,
             textcoords=("offset points", "data"),
             va="center",
             annotation_clip=False,
@@ -241,13 +243,15 @@ def _label_curves(
     return texts
 
 
-def _draw_calibration(run: ReportedRun) -> Drawing:
+def _draw_calibration(run: ReportedRun) -> FigureWithCaption:
     """Draw predicted and observed shares of the positive class.
 
     None: there are not two classes, or too few predictions.
     """
-    scored = load_predictions(run)
-    points = () if scored is None or scored.classes != 2 else calibration_curve(scored)
+    predictions = load_predictions(run)
+    points = (
+        () if predictions is None or predictions.classes != 2 else calibration_curve(predictions)
+    )
     if len(points) < 2:
         return None
     figure = Figure(figsize=(4.6, 4.2))
@@ -256,10 +260,10 @@ def _draw_calibration(run: ReportedRun) -> Drawing:
     for point in points:
         # The 95 % interval of the observed share, from the number of positives and of rows.
         low, high = estimate_share(round(point.observed * point.rows), point.rows)
-        axes.plot([point.predicted] * 2, [low, high], color=OURS, linewidth=1.2)
-        axes.plot(point.predicted, point.observed, "o", color=OURS, markersize=5)
+        axes.plot([point.predicted] * 2, [low, high], color=OUR_COLOUR, linewidth=1.2)
+        axes.plot(point.predicted, point.observed, "o", color=OUR_COLOUR, markersize=5)
         highest = max(highest, high, point.predicted)
-    axes.plot([0, highest], [0, highest], color=OTHER, linestyle=":")
+    axes.plot([0, highest], [0, highest], color=OTHER_COLOUR, linestyle=":")
     axes.set(
         title="Calibration",
         xlim=(0, 1.03 * highest),
@@ -274,7 +278,7 @@ def _draw_calibration(run: ReportedRun) -> Drawing:
     )
 
 
-def _draw_attacks(results: Sequence[AttackResult]) -> Drawing:
+def _draw_attacks(results: Sequence[AttackResult]) -> FigureWithCaption:
     """Draw each attack joined to its baseline, in a panel for each metric, the highest advantage
     first.
 
@@ -295,12 +299,14 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawing:
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (metric, rows) in zip(panels, rows_by_metric.items(), strict=True):
         _draw_dumbbells(axes, metric, rows, names_share=names_height / row_height)
-    marks = [
-        Line2D([], [], ls="", marker="o", color=ATTACK, markersize=9),
-        Line2D([], [], ls="", marker="D", color=OTHER, markersize=7),
+    legend_marks = [
+        Line2D([], [], ls="", marker="o", color=ATTACK_COLOUR, markersize=9),
+        Line2D([], [], ls="", marker="D", color=OTHER_COLOUR, markersize=7),
     ]
-    names = ["attack, best variant", "best baseline with equal knowledge"]
-    figure.legend(marks, names, loc="upper left", ncols=1, frameon=False, borderpad=0.1)
+    legend_texts = ["attack, best variant", "best baseline with equal knowledge"]
+    figure.legend(
+        legend_marks, legend_texts, loc="upper left", ncols=1, frameon=False, borderpad=0.1
+    )
     figure.subplots_adjust(hspace=space_below * len(heights) / sum(heights))
     set_margins(
         figure,
@@ -332,7 +338,7 @@ def _collect_attack_rows(
             continue
         attacker = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
         lines = [
-            *wrap(attack_title(result), _MAX_LINE_LENGTH),
+            *wrap(title_attack(result), _MAX_LINE_LENGTH),
             *wrap(attacker, _MAX_LINE_LENGTH),
         ]
         name = "\n".join(lines)
@@ -363,10 +369,10 @@ def _draw_dumbbells(
         rows: name, score and baseline's score of each attack.
         names_share: share of a row's height that its name takes.
     """
-    for row, (name, attack, baseline) in enumerate(rows):
+    for position, (name, attack_score, baseline_score) in enumerate(rows):
         axes.text(
             0.0,
-            row,
+            position,
             name,
             transform=axes.get_yaxis_transform(),
             va="bottom",
@@ -374,13 +380,19 @@ def _draw_dumbbells(
             linespacing=1.15,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         )
-        height = row + (1 - names_share) * 0.6  # a little below the middle of the space
-        axes.plot([baseline, attack], [height, height], color=FAINT, linewidth=5, zorder=1)
-        axes.plot(baseline, height, "D", color=OTHER, markersize=7)
-        axes.plot(attack, height, "o", color=ATTACK, markersize=9)
+        height = position + (1 - names_share) * 0.6  # a little below the middle of the space
+        axes.plot(
+            [baseline_score, attack_score],
+            [height, height],
+            color=GRID_COLOUR,
+            linewidth=5,
+            zorder=1,
+        )
+        axes.plot(baseline_score, height, "D", color=OTHER_COLOUR, markersize=7)
+        axes.plot(attack_score, height, "o", color=ATTACK_COLOUR, markersize=9)
         axes.annotate(
-            format_difference(attack - baseline),
-            ((attack + baseline) / 2, height),
+            format_difference(attack_score - baseline_score),
+            ((attack_score + baseline_score) / 2, height),
             xytext=(0, 8),
             textcoords="offset points",
             ha="center",
@@ -401,7 +413,7 @@ def _name_curve(result: AttackResult) -> str:
     return f"{name}, AUC {result.score['auc']:.3f}"
 
 
-def _draw_roc(run: ReportedRun) -> Drawing:
+def _draw_roc(run: ReportedRun) -> FigureWithCaption:
     """Draw the ROC curves of attacks on membership on logarithmic axes; None: no attack has one."""
     results_with_roc = [result for result in run.attacks or () if result.roc]
     if not results_with_roc:
@@ -414,13 +426,15 @@ def _draw_roc(run: ReportedRun) -> Drawing:
             false_rates,
             true_rates,
             where="post",
-            color=ATTACK,
+            color=ATTACK_COLOUR,
             linewidth=1.8,
             label=_name_curve(result),
         )
     # A logarithmic axis has no 0; it begins at one person of all that an attack judged.
     lowest_rate = 1 / max(sum(result.counts.values()) for result in results_with_roc)
-    axes.plot([lowest_rate, 1], [lowest_rate, 1], color=OTHER, linestyle=":", label="guessing")
+    axes.plot(
+        [lowest_rate, 1], [lowest_rate, 1], color=OTHER_COLOUR, linestyle=":", label="guessing"
+    )
     axes.set(
         xscale="log",
         yscale="log",

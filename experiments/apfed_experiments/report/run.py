@@ -11,9 +11,9 @@ from scipy.special import ndtr, ndtri
 from apfed_experiments import words
 from apfed_experiments.audit.release import Audit, audit_release
 from apfed_experiments.finished import FinishedRun, load_finished_run
-from apfed_experiments.report.own import OwnSide, count_charges, list_statements
+from apfed_experiments.report.own import OwnSide, count_charges, list_signed_reports
 from apfed_experiments.report.who_learns import Role, RunFacts
-from apfed_experiments.variants import describe_tested_rows, title_variant
+from apfed_experiments.variants import describe_tested_rows, title_inference
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.base.files import load_json, load_json_lines
 from secure_apfed.exchange import Flow
@@ -103,29 +103,31 @@ class ReportedRun(FinishedRun):
     @property
     def facts(self) -> RunFacts:
         """The facts of the run that decide who can read what."""
-        passives = list(self.roles.values()).count(Role.PASSIVE)
-        return RunFacts.from_settings(self.config, passives=passives, apart=self.outcome.apart)
+        passive_count = list(self.roles.values()).count(Role.PASSIVE)
+        return RunFacts.from_settings(
+            self.config, passive_count=passive_count, is_in_separate_processes=self.outcome.apart
+        )
 
     @property
     def statements(self) -> tuple[tuple[str, str], ...]:
         """The epsilons that passives stated and signed, as title and text."""
-        return tuple(list_statements(self.outcome, RunFolder(self.path)))
+        return tuple(list_signed_reports(self.outcome, RunFolder(self.path)))
 
     @property
     def has_passives(self) -> bool:
         """Whether the method has passives; else the active trains alone."""
         return "passives take part" in self.config.method.exchange_facts
 
-    def title_inference(self, variant: str) -> str:
-        """Return the title of a mode of inference; `variant`: key of `outcome.accuracy`."""
-        return title_variant(self.config.method, variant)
+    def title_inference(self, inference: str) -> str:
+        """Return the title of a mode of inference; `inference`: key of `outcome.accuracy`."""
+        return title_inference(self.config.method, inference)
 
-    def describe_rows(self, variant: str) -> str:
+    def describe_rows(self, inference: str) -> str:
         """Return in words on how many test rows a mode of inference was measured.
 
-        `variant`: key of `outcome.accuracy`, which names the mode.
+        `inference`: key of `outcome.accuracy`, which names the mode.
         """
-        return describe_tested_rows(self.config, self.outcome, variant)
+        return describe_tested_rows(self.config, self.outcome, inference)
 
 
 def load_run(path: Path) -> ReportedRun:
@@ -134,40 +136,40 @@ def load_run(path: Path) -> ReportedRun:
     Raises CheckpointError: the run has not finished, or a file is missing, changed or of another
     version.
     """
-    finished = load_finished_run(path)
-    files = RunFolder(path)
-    files.check_digests(
-        files.contract,
-        files.metrics,
-        files.message_flows,
-        files.seeds,
-        files.versions,
-        *files.list_logs(),
+    finished_run = load_finished_run(path)
+    folder = RunFolder(path)
+    folder.check_digests(
+        folder.contract,
+        folder.metrics,
+        folder.message_flows,
+        folder.seeds,
+        folder.versions,
+        *folder.list_logs(),
     )
-    contract = load_contract(files.contract, _Contract)
+    contract = load_contract(folder.contract, _Contract)
     sorted_parties = sorted(
         contract.document.participants, key=lambda party: list(Role).index(party.role)
     )
     return ReportedRun(
-        **vars(finished),
+        **vars(finished_run),
         path=path,
         contract_sha256=contract.sha256,
-        charges=count_charges(files),
+        charges=count_charges(folder),
         own=OwnSide.from_folder(path),
-        epochs=load_json_lines(files.metrics, EpochMetrics),
-        flows=load_json(files.message_flows, tuple[Flow, ...]),
+        epochs=load_json_lines(folder.metrics, EpochMetrics),
+        flows=load_json(folder.message_flows, tuple[Flow, ...]),
         roles={party.name: party.role for party in sorted_parties},
-        seeds=load_json(files.seeds, dict[str, Any]),
-        versions=load_json(files.versions, dict[str, Any]),
+        seeds=load_json(folder.seeds, dict[str, Any]),
+        versions=load_json(folder.versions, dict[str, Any]),
     )
 
 
 def load_predictions(run: ReportedRun) -> Scored | None:
     """Return the test predictions of the method's own inference; None: they were not stored."""
-    variant = next(iter(run.outcome.accuracy))  # the method's own inference comes first
+    inference = next(iter(run.outcome.accuracy))  # the method's own inference comes first
     threshold = run.outcome.threshold
-    scored = load_scores(RunFolder(run.path), variant, threshold=threshold)
-    return scored if scored is not None and len(scored.truth) else None
+    predictions = load_scores(RunFolder(run.path), inference, threshold=threshold)
+    return predictions if predictions is not None and len(predictions.truth) else None
 
 
 def measure_predictions(run: ReportedRun) -> dict[str, Any] | None:
@@ -182,29 +184,31 @@ def measure_predictions(run: ReportedRun) -> dict[str, Any] | None:
 
     Raises CheckpointError: the stored predictions were changed.
     """
-    scored = load_predictions(run)
-    if scored is None:
+    predictions = load_predictions(run)
+    if predictions is None:
         return None
-    estimates = estimate_measures(scored)
+    estimate_by_measure = estimate_measures(predictions)
     lines = []
-    for name, estimate in estimates.items():
+    for name, estimate in estimate_by_measure.items():
         measure = MEASURES[name]
-        ends = (
+        interval_text = (
             "-"
             if math.isnan(estimate.low)
             else f"{measure.format_value(estimate.low)} to {measure.format_value(estimate.high)}"
         )
-        better = "higher" if measure.higher_is_better else "lower"
-        lines.append((measure.title, measure.format_value(estimate.value), ends, better))
+        better_text = "higher" if measure.higher_is_better else "lower"
+        lines.append(
+            (measure.title, measure.format_value(estimate.value), interval_text, better_text)
+        )
     return {
         "title": run.title_inference(next(iter(run.outcome.accuracy))),
-        "rows": len(scored.truth),
+        "rows": len(predictions.truth),
         "lines": lines,
-        "calibration": calibration_curve(scored) if scored.classes else (),
-        "finite": scored.is_finite,
-        "binary": scored.classes == 2,
-        "ranked": "ks" in estimates,
-        "threshold": scored.threshold,
+        "calibration": calibration_curve(predictions) if predictions.classes else (),
+        "finite": predictions.is_finite,
+        "binary": predictions.classes == 2,
+        "ranked": "ks" in estimate_by_measure,
+        "threshold": predictions.threshold,
     }
 
 
@@ -247,7 +251,7 @@ class Audited:
         canaries_text = (
             f"{words.format_count(audit.canaries)} canaries, each released {self.releases} times"
         )
-        proved = (
+        proof_text = (
             f"epsilon at least {words.format_number(proved_epsilon)}, "
             f"wrong once in a million: {verdict}"
         )
@@ -256,7 +260,7 @@ class Audited:
             f"{words.format_percent(_FALSE_ALARM_RATE)} false alarms"
         )
         return (
-            (f"audit of the guard, {canaries_text}", proved),
+            (f"audit of the guard, {canaries_text}", proof_text),
             ("ceiling of any attack that tells two values of one row apart", ceiling_text),
         )
 
@@ -275,14 +279,16 @@ def audit_guard(run: ReportedRun) -> Audited | None:
     if not 0 < privacy.epsilon_x < math.inf:
         return None
     # Frozen noise counts as one release however often a row is sent; the audit sends it as often.
-    releases = privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
-    releases = min(releases, _MAX_AUDITED_RELEASES)
+    release_count = (
+        privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
+    )
+    release_count = min(release_count, _MAX_AUDITED_RELEASES)
     guard = make_guard(
         settings, delta=run.config.delta, releases=run.config.train.epochs, key=fresh_key()
     )
     audit = audit_release(
         lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows),
-        releases=releases,
+        release_count=release_count,
         delta=privacy.delta,
         seed=run.config.seed,
         confidence=1 - _AUDIT_ERROR_RATE,
@@ -292,5 +298,9 @@ def audit_guard(run: ReportedRun) -> Audited | None:
     auc = float(ndtr(mu / 2**0.5))
     tpr = float(ndtr(ndtri(_FALSE_ALARM_RATE) + mu))
     return Audited(
-        claimed=privacy.epsilon_x, audit=audit, releases=releases, ceiling_auc=auc, ceiling_tpr=tpr
+        claimed=privacy.epsilon_x,
+        audit=audit,
+        releases=release_count,
+        ceiling_auc=auc,
+        ceiling_tpr=tpr,
     )

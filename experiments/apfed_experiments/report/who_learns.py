@@ -69,15 +69,18 @@ class RunFacts:
     black_boxes: bool = False
 
     @classmethod
-    def from_settings(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
+    def from_settings(
+        cls, config: RunSettings, *, passive_count: int, is_in_separate_processes: bool
+    ) -> "RunFacts":
         """Return the facts of a run with these settings, before or after it.
 
-        `passives`: number of passives. `apart`: whether each party has a process of its own.
+        `passive_count`: number of passives. `is_in_separate_processes`: whether each party has a
+        process of its own.
         """
         return cls(
             method_facts=config.method.exchange_facts,
             secure_sum=find_sum_class(config.secure_sum).name,
-            passives=passives,
+            passives=passive_count,
             guarded=config.guard.mechanism != "none",
             pairwise=config.alignment.mode == "pairwise",
             label_dp=config.labels.mechanism != "none",
@@ -87,7 +90,7 @@ class RunFacts:
             inductive=config.method.has_inductive_votes,
             labelled_passives=bool(config.data.labels_at),
             defended=bool(config.defences),
-            apart=apart,
+            apart=is_in_separate_processes,
             shared_seeds=config.party_seeds == "shared_for_comparison",
             black_boxes=any(
                 isinstance(passive.objective, BlackBoxSettings)
@@ -98,60 +101,62 @@ class RunFacts:
     @property
     def words(self) -> frozenset[str]:
         """The words of the column "when" that hold for this run."""
-        return self.method_facts | {word for word, holds in _evaluate_words(self).items() if holds}
+        return self.method_facts | {
+            word for word, holds in _evaluate_phrases(self).items() if holds
+        }
 
 
-_METHOD_WORDS = frozenset[str]().union(
+_METHOD_PHRASES = frozenset[str]().union(
     *(method.public_facts.exchange_facts for method in METHODS.values())
 )
 
 
-def _evaluate_words(run: RunFacts) -> dict[str, bool]:
+def _evaluate_phrases(facts: RunFacts) -> dict[str, bool]:
     """Return every word of the column "when" of who_learns.md, with whether it holds for a run.
 
     The words of methods are left out; `RunFacts.words` adds them.
     """
-    has_passives = "passives take part" in run.method_facts
-    votes = "passives vote" in run.method_facts
-    summed = "contributions are summed" in run.method_facts
-    gradients = "gradients are summed" in run.method_facts
+    has_passives = "passives take part" in facts.method_facts
+    has_votes = "passives vote" in facts.method_facts
+    has_sum = "contributions are summed" in facts.method_facts
+    has_gradient_sum = "gradients are summed" in facts.method_facts
     # Methods whose noise, if there is any, is added to the passives' terms of a sum.
-    adds_sum_noise = not run.method_facts.isdisjoint(
+    can_have_sum_noise = not facts.method_facts.isdisjoint(
         {"gradients are summed", "representations are summed", "projections are summed"}
     )
     return {
         "always": True,
-        "passives hold labels": run.labelled_passives,
-        "noise on votes": votes and run.noisy,
-        "no noise on votes": votes and not run.noisy,
-        "votes move each other": votes and not run.inductive,
-        "votes stand alone": votes and run.inductive,
-        **{f"sum {name}": summed and run.secure_sum == name for name in SECURE_SUMS},
-        "a passive is a black box": gradients and run.black_boxes,
-        "noise under the sum": run.noisy and adds_sum_noise,
-        "no noise under the sum": gradients and not run.noisy,
-        "guard on": run.guarded and "representations are sent" in run.method_facts,
-        "no guard": not run.guarded,
-        "label DP": run.label_dp,
-        "no label DP": not run.label_dp,
-        "labels come after": run.labels_after,
-        "DP-SGD": run.private,
-        "no DP-SGD": not run.private,
-        "alignment pairwise": run.pairwise,
-        "alignment of all": "people are aligned" in run.method_facts and not run.pairwise,
-        "defences on": has_passives and run.defended,
-        "in one process": has_passives and not run.apart,
-        "in processes": has_passives and run.apart,
-        "shared seeds": has_passives and run.shared_seeds,
-        "M = 1": run.passives == 1,
-        "M = 2": run.passives == 2,
-        "M >= 2": run.passives >= 2,
-        "M >= 3": run.passives >= 3,
+        "passives hold labels": facts.labelled_passives,
+        "noise on votes": has_votes and facts.noisy,
+        "no noise on votes": has_votes and not facts.noisy,
+        "votes move each other": has_votes and not facts.inductive,
+        "votes stand alone": has_votes and facts.inductive,
+        **{f"sum {name}": has_sum and facts.secure_sum == name for name in SECURE_SUMS},
+        "a passive is a black box": has_gradient_sum and facts.black_boxes,
+        "noise under the sum": facts.noisy and can_have_sum_noise,
+        "no noise under the sum": has_gradient_sum and not facts.noisy,
+        "guard on": facts.guarded and "representations are sent" in facts.method_facts,
+        "no guard": not facts.guarded,
+        "label DP": facts.label_dp,
+        "no label DP": not facts.label_dp,
+        "labels come after": facts.labels_after,
+        "DP-SGD": facts.private,
+        "no DP-SGD": not facts.private,
+        "alignment pairwise": facts.pairwise,
+        "alignment of all": "people are aligned" in facts.method_facts and not facts.pairwise,
+        "defences on": has_passives and facts.defended,
+        "in one process": has_passives and not facts.apart,
+        "in processes": has_passives and facts.apart,
+        "shared seeds": has_passives and facts.shared_seeds,
+        "M = 1": facts.passives == 1,
+        "M = 2": facts.passives == 2,
+        "M >= 2": facts.passives >= 2,
+        "M >= 3": facts.passives >= 3,
     }
 
 
-FACTS = _METHOD_WORDS.union(
-    _evaluate_words(RunFacts(method_facts=_METHOD_WORDS, secure_sum="", passives=0))
+ALL_PHRASES = _METHOD_PHRASES.union(
+    _evaluate_phrases(RunFacts(method_facts=_METHOD_PHRASES, secure_sum="", passives=0))
 )
 
 
@@ -166,21 +171,22 @@ class _Row:
 
         The column's parts are joined by "; " (and), the words of a part by " or ".
         """
-        words_used = {word for part in self.when.split("; ") for word in part.split(" or ")}
-        if unknown := words_used - FACTS:
+        used_phrases = {word for part in self.when.split("; ") for word in part.split(" or ")}
+        if unknown_phrases := used_phrases - ALL_PHRASES:
             raise ApfedError(
-                f"who_learns.md: {', '.join(sorted(unknown))} in {self.when!r} is no fact of a "
-                f"run; say it of runs or methods, or take one of {', '.join(sorted(FACTS))}"
+                f"who_learns.md: {', '.join(sorted(unknown_phrases))} in {self.when!r} is no fact "
+                "of a "
+                f"run; say it of runs or methods, or take one of {', '.join(sorted(ALL_PHRASES))}"
             )
 
-    def holds_for(self, run: RunFacts) -> bool:
+    def holds_for(self, facts: RunFacts) -> bool:
         """Return whether the condition in the column "when" holds for a run.
 
         Of each part, which "; " separates, at least one word must hold.
         """
-        words = run.words
-        parts = [set(part.split(" or ")) for part in self.when.split("; ")]
-        return all(words & words_of_part for words_of_part in parts)
+        true_phrases = facts.words
+        alternatives_by_part = [set(part.split(" or ")) for part in self.when.split("; ")]
+        return all(true_phrases & alternatives for alternatives in alternatives_by_part)
 
 
 @dataclass(frozen=True)
@@ -237,14 +243,14 @@ COALITIONS = tuple(Coalition(when, who, learns) for who, when, learns in _coalit
 LIMITS = tuple(Limit(when, sentence) for when, sentence in _limits)
 
 
-def find_rule(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
+def find_rule(kind: Kind, receiver: Role, facts: RunFacts) -> Rule:
     """Return the rule on what a role learns from messages of this kind in this run.
 
     Raises ApfedError: the table has none; a report without it would hide something.
     """
     for rule in RULES:
-        if rule.kind is kind and rule.receiver in (None, receiver) and rule.holds_for(run):
+        if rule.kind is kind and rule.receiver in (None, receiver) and rule.holds_for(facts):
             return rule
     raise ApfedError(
-        f"nothing says what the {receiver} learns of {kind} in {run}; add a rule to who_learns.md"
+        f"nothing says what the {receiver} learns of {kind} in {facts}; add a rule to who_learns.md"
     )

@@ -44,7 +44,7 @@ _READING = (
 )
 _HEADER = ("features", "aligned rows", "method", "score")
 _TABLE2_HEADER = ("data", "aligned rows", "method", "measure")
-_ANY_ALIGNED = "any"
+_ANY_ALIGNED_COUNT = "any"
 _LOCAL = "Local"
 _ABLATION = "Ablation"
 _TABLE2_SEEDS = 5
@@ -52,10 +52,10 @@ _QUICK_DATASET = "breast_cancer"
 _LAMBDAS = (0.0, 1.0, 10.0, 100.0)
 # Outputs and inputs of the passive's last layer, which ends in its representation (Table 3).
 _REPRESENTATION_SIZE = 256
-_LAYER_INPUT = 128
+_LAST_LAYER_INPUTS = 128
 _BYTES_PER_NUMBER = 4
-_TABLE2_METHODS = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
-_MEASURES = {
+_METHOD_BY_TABLE2_TITLE = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
+_TITLE_BY_MEASURE = {
     "accuracy": "accuracy, per cent",
     "rounds": "rounds",
     "megabytes": "MB sent until training ends",
@@ -71,7 +71,7 @@ _MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScenarioPart:
+class ScenarioExtent:
     """How much of a scenario (a data set and what is measured on it) is measured.
 
     Attributes:
@@ -103,26 +103,26 @@ class Scenario:
     test_fraction: float
     batch_size: int
     scores: Mapping[FoldScore, str]
-    quick: ScenarioPart
-    full: ScenarioPart
+    quick: ScenarioExtent
+    full: ScenarioExtent
 
-    def make_data(self, features: int, aligned: int | None) -> dict[str, Any]:
+    def make_data(self, feature_count: int, aligned_count: int | None) -> dict[str, Any]:
         """Return the settings under `data` of a run.
 
-        `features`: number of columns at the active. `aligned`: number of its people whom the
-        passive knows; None: all.
+        `feature_count`: number of columns at the active. `aligned_count`: number of its people whom
+        the passive knows; None: all.
 
         All `rows` of the active are cross-validated. The people left out are the run's test rows,
         which the paper does not measure here.
         """
         # The preset is only read for its columns, which do not depend on the number of aligned
         # people.
-        name = f"apc-vfl/{self.dataset}/{features}/{aligned or self.full.aligned[0]}"
+        name = f"apc-vfl/{self.dataset}/{feature_count}/{aligned_count or self.full.aligned[0]}"
         preset = find_preset(name)
         data_settings = {
             "dataset": preset["dataset"],
             "columns": preset["columns"],
-            "aligned": aligned,
+            "aligned": aligned_count,
         }
         active_settings = {
             "limit": self.rows,
@@ -149,8 +149,10 @@ class Scenario:
             "transcript": {"keep": "none"},
             "train": {"device": "cpu"},
         }
-        merged = {key: {**settings[key], **changed} for key, changed in changes.items()}
-        return Config.model_validate(settings | merged)
+        changed_settings = {
+            key: {**settings[key], **changed_keys} for key, changed_keys in changes.items()
+        }
+        return Config.model_validate(settings | changed_settings)
 
 
 # Methods with help, whose encoder turns the active's columns into a code that a classifier reads.
@@ -159,11 +161,12 @@ _APC_VFL = "APC-VFL"
 _VFEDTRANS = "VFedTrans"
 _METHOD_BY_TITLE = {_APC_VFL: "apc_vfl", _VFEDTRANS: "vfedtrans"}
 _CaseKey: TypeAlias = tuple[int, int | str, str]
-"""Number of features, number of aligned people (or `_ANY_ALIGNED`), and title of the method."""
+"""Number of features, number of aligned people (or `_ANY_ALIGNED_COUNT`), and title of the method.
+"""
 _ALIGNED_COUNTS = (10_000, 7500, 5000, 2500)
-_SMALL = ScenarioPart(features=(5, 2), aligned=(10_000, 2500), seeds=2)
-_LARGE = ScenarioPart(features=(5, 4, 3, 2), aligned=(*_ALIGNED_COUNTS, 100), seeds=5)
-_BREAST_CANCER = replace(_LARGE, aligned=(250, 200, 150, 100))
+_SMALL_EXTENT = ScenarioExtent(features=(5, 2), aligned=(10_000, 2500), seeds=2)
+_LARGE_EXTENT = ScenarioExtent(features=(5, 4, 3, 2), aligned=(*_ALIGNED_COUNTS, 100), seeds=5)
+_BREAST_CANCER_EXTENT = replace(_LARGE_EXTENT, aligned=(250, 200, 150, 100))
 SCENARIOS: Mapping[str, Scenario] = {
     "breast_cancer": Scenario(
         dataset="breast_cancer",
@@ -171,8 +174,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         test_fraction=69 / 569,
         batch_size=8,
         scores={"accuracy": "accuracy"},
-        quick=_BREAST_CANCER,
-        full=_BREAST_CANCER,
+        quick=_BREAST_CANCER_EXTENT,
+        full=_BREAST_CANCER_EXTENT,
     ),
     "credit_card": Scenario(
         dataset="credit_card",
@@ -180,8 +183,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         test_fraction=0.25,
         batch_size=128,
         scores={"f1": "F1"},
-        quick=_SMALL,
-        full=_LARGE,
+        quick=_SMALL_EXTENT,
+        full=_LARGE_EXTENT,
     ),
 }
 
@@ -240,39 +243,40 @@ def _prepare_run(
     assert data.active.labels is not None
     labels_T = data.active.labels[data.train_rows]
 
-    def score_rows(subject: str, values_TF: Tensor) -> MeasuredValues:
+    def score_rows(classifier_input: str, values_TF: Tensor) -> MeasuredValues:
         """Return mean scores of a cross-validation in per cent, by "SUBJECT SCORE".
 
-        `subject`: name of what the classifier reads, `values_TF`.
+        `classifier_input`: name of what the classifier reads, `values_TF`.
         """
         scores_by_name = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
         return {
-            f"{subject} {name}": 100 * float(folds.mean()) for name, folds in scores_by_name.items()
+            f"{classifier_input} {name}": 100 * float(folds.mean())
+            for name, folds in scores_by_name.items()
         }
 
     return run_config, data, score_rows
 
 
-def _make_scenario_size(scenario: Scenario, full: bool) -> TableExtent:
-    """Return the rows and seeds of the whole scenario if `full`, else of its default part."""
-    part = scenario.full if full else scenario.quick
-    return TableExtent(list(_make_scenario_rows(scenario, part)), part.seeds)
+def _make_scenario_extent(scenario: Scenario, is_full: bool) -> TableExtent:
+    """Return the rows and seeds of the whole scenario if `is_full`, else of its default part."""
+    extent = scenario.full if is_full else scenario.quick
+    return TableExtent(list(_make_scenario_rows(scenario, extent)), extent.seeds)
 
 
 def _make_job(
     scenario: Scenario,
-    features: int,
+    feature_count: int,
     method: str = _ABLATION,
-    rows: int | None = None,
+    aligned_count: int | None = None,
     weight: float = 1.0,
 ) -> Job:
     """Return the job of one method with one split of the columns.
 
     Args:
         scenario: the data set.
-        features: number of columns at the active.
+        feature_count: number of columns at the active.
         method: title of the method.
-        rows: number of aligned rows; None: the active learns without help.
+        aligned_count: number of aligned rows; None: the active learns without help.
         weight: lambda of Eq. (5).
     """
     changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
@@ -281,36 +285,38 @@ def _make_job(
         width = sum(map(len, columns.values()))
         changes["model"] = {"network": "enriched", "representation": width}
     name = _METHOD_BY_TITLE.get(method, _METHOD_BY_TITLE[_APC_VFL])
-    config = scenario.make_config(scenario.make_data(features, rows), name, changes)
-    label = f"{method.lower()}-f{features}-n{rows}"
+    config = scenario.make_config(scenario.make_data(feature_count, aligned_count), name, changes)
+    label = f"{method.lower()}-f{feature_count}-n{aligned_count}"
     measure = score_student
     label += "" if weight == 1 else f"-lambda{weight:g}"
-    if rows is None:
-        label = f"alone-f{features}"
+    if aligned_count is None:
+        label = f"alone-f{feature_count}"
         measure = score_local
     return Job.for_config(label, measure, config, scores=list(scenario.scores))
 
 
-def _make_scenario_rows(scenario: Scenario, part: ScenarioPart) -> Iterator[TableRow]:
+def _make_scenario_rows(scenario: Scenario, extent: ScenarioExtent) -> Iterator[TableRow]:
     """Yield the rows of a scenario's table for each score.
 
     First comes a row for each number of features, number of aligned people and method. Then comes
     APC-VFL minus each other method, for each number of features and averaged over them.
 
-    `scenario`: data set. `part`: numbers of features and of aligned people to measure.
+    `scenario`: data set. `extent`: numbers of features and of aligned people to measure.
     """
-    jobs: dict[_CaseKey, Job] = {}
-    for features in part.features:
+    job_by_key: dict[_CaseKey, Job] = {}
+    for feature_count in extent.features:
         # One job measures both the local model and the ablation.
-        local_job = _make_job(scenario, features)
+        local_job = _make_job(scenario, feature_count)
         for method in (_LOCAL, _ABLATION):
-            jobs[features, _ANY_ALIGNED, method] = local_job
-        for rows, method in product(part.aligned, _METHOD_BY_TITLE):
-            jobs[features, rows, method] = _make_job(scenario, features, method, rows)
+            job_by_key[feature_count, _ANY_ALIGNED_COUNT, method] = local_job
+        for aligned_count, method in product(extent.aligned, _METHOD_BY_TITLE):
+            job_by_key[feature_count, aligned_count, method] = _make_job(
+                scenario, feature_count, method, aligned_count
+            )
     for score, title in scenario.scores.items():
-        measured_rows = _make_measured_rows(jobs, part, score, title)
-        yield from measured_rows.values()
-        yield from _make_difference_rows(measured_rows, part, title)
+        row_by_key = _make_measured_rows(job_by_key, extent, score, title)
+        yield from row_by_key.values()
+        yield from _make_difference_rows(row_by_key, extent, title)
 
 
 def _make_cells(features: object, rows: object, method: str, score_title: str) -> dict[str, str]:
@@ -319,97 +325,109 @@ def _make_cells(features: object, rows: object, method: str, score_title: str) -
 
 
 def _make_measured_rows(
-    jobs: Mapping[_CaseKey, Job], part: ScenarioPart, score: str, title: str
+    job_by_key: Mapping[_CaseKey, Job], extent: ScenarioExtent, score: str, title: str
 ) -> dict[_CaseKey, TableRow]:
     """Return the table's row of each job for one score.
 
-    `jobs`: jobs by number of features, number of aligned people and method. `part`: numbers of
-    aligned people, each with a panel of the picture. `score`, `title`: name and title of the score.
+    `job_by_key`: jobs by number of features, number of aligned people and method. `extent`: numbers
+    of aligned people, each with a panel of the picture. `score`, `title`: name and title of the
+    score.
     """
-    panels: dict[int | str, str] = {
-        rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned
+    panel_by_aligned_count: dict[int | str, str] = {
+        rows: f"{rows:,} aligned rows, {title}" for rows in extent.aligned
     }
-    measured_rows: dict[_CaseKey, TableRow] = {}
-    for (features, rows, method), job in jobs.items():
+    row_by_key: dict[_CaseKey, TableRow] = {}
+    for (features, rows, method), job in job_by_key.items():
         # A local model does not depend on the aligned people: it is drawn in every panel.
-        row_panels = tuple(panels.values()) if rows == _ANY_ALIGNED else (panels[rows],)
+        row_panels = (
+            tuple(panel_by_aligned_count.values())
+            if rows == _ANY_ALIGNED_COUNT
+            else (panel_by_aligned_count[rows],)
+        )
         # The job's measured values are those of a classifier on "columns" or on the "code".
-        classified = "columns" if method == _LOCAL else "code"
-        measured_rows[features, rows, method] = TableRow(
+        classifier_input = "columns" if method == _LOCAL else "code"
+        row_by_key[features, rows, method] = TableRow(
             cells=_make_cells(features, rows, method, title),
             job=job,
-            figure=f"{classified} {score}",
+            figure=f"{classifier_input} {score}",
             panels=row_panels,
             series=method,
             at=float(features),
         )
-    return measured_rows
+    return row_by_key
 
 
 def _make_difference_rows(
-    measured_rows: Mapping[_CaseKey, TableRow], part: ScenarioPart, title: str
+    row_by_key: Mapping[_CaseKey, TableRow], extent: ScenarioExtent, title: str
 ) -> Iterator[TableRow]:
     """Yield APC-VFL minus each other method, for each number of features and averaged over them.
 
-    `measured_rows`: rows by number of features, number of aligned people and method. `part`:
+    `row_by_key`: rows by number of features, number of aligned people and method. `extent`:
     numbers of features and of aligned people. `title`: title of the score.
     """
-    weight = 1 / len(part.features)
-    for base, rows in product((_LOCAL, _ABLATION, _VFEDTRANS), part.aligned):
+    weight = 1 / len(extent.features)
+    for other_method, aligned_count in product((_LOCAL, _ABLATION, _VFEDTRANS), extent.aligned):
         # Local models and the ablation do not depend on the number of aligned rows.
-        base_rows = rows if base in _METHOD_BY_TITLE else _ANY_ALIGNED
-        difference = f"{_APC_VFL} minus {base}"
-        own_terms: list[tuple[float, TableRow]] = []
-        base_terms: list[tuple[float, TableRow]] = []
-        for features in part.features:
-            apc_vfl = measured_rows[features, rows, _APC_VFL]
-            other = measured_rows[features, base_rows, base]
+        other_aligned_count = (
+            aligned_count if other_method in _METHOD_BY_TITLE else _ANY_ALIGNED_COUNT
+        )
+        difference = f"{_APC_VFL} minus {other_method}"
+        apc_vfl_terms: list[tuple[float, TableRow]] = []
+        other_terms: list[tuple[float, TableRow]] = []
+        for feature_count in extent.features:
+            apc_vfl_row = row_by_key[feature_count, aligned_count, _APC_VFL]
+            other_row = row_by_key[feature_count, other_aligned_count, other_method]
             yield TableRow(
-                cells=_make_cells(features, rows, difference, title),
-                combines=((1.0, apc_vfl), (-1.0, other)),
+                cells=_make_cells(feature_count, aligned_count, difference, title),
+                combines=((1.0, apc_vfl_row), (-1.0, other_row)),
             )
-            own_terms.append((weight, apc_vfl))
-            base_terms.append((-weight, other))
-        mean = [*own_terms, *base_terms]
-        yield TableRow(cells=_make_cells("mean", rows, difference, title), combines=mean)
+            apc_vfl_terms.append((weight, apc_vfl_row))
+            other_terms.append((-weight, other_row))
+        mean_terms = [*apc_vfl_terms, *other_terms]
+        yield TableRow(
+            cells=_make_cells("mean", aligned_count, difference, title), combines=mean_terms
+        )
 
 
-def _make_lambda_table(full: bool) -> TableExtent:
+def _make_lambda_table(is_full: bool) -> TableExtent:
     """Return the table's rows by lambda, the weight of the distance to the joint code.
 
     The data are breast cancer, of whose people the passive knows half. Lambda 0 is the ablation,
-    which learns from the active's columns alone. `full` has no effect: the whole table is always
+    which learns from the active's columns alone. `is_full` has no effect: the whole table is always
     measured.
     """
     scenario = SCENARIOS[_QUICK_DATASET]
-    part = scenario.full
+    extent = scenario.full
     table_rows = list[TableRow]()
     score, title = next(iter(scenario.scores.items()))
-    rows = part.aligned[0]
-    gain_terms: dict[str, list[tuple[float, TableRow]]] = {}
-    share = 1 / len(part.features)
-    for features in part.features:
-        jobs = [_make_job(scenario, features)]  # lambda 0
-        jobs += [_make_job(scenario, features, _APC_VFL, rows, weight) for weight in _LAMBDAS[1:]]
-        base_line, *weighted_lines = (
+    aligned_count = extent.aligned[0]
+    gain_terms_by_lambda: dict[str, list[tuple[float, TableRow]]] = {}
+    mean_weight = 1 / len(extent.features)
+    for feature_count in extent.features:
+        jobs = [_make_job(scenario, feature_count)]  # lambda 0
+        jobs += [
+            _make_job(scenario, feature_count, _APC_VFL, aligned_count, weight)
+            for weight in _LAMBDAS[1:]
+        ]
+        lambda_0_row, *lambda_rows = (
             TableRow(
-                cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
+                cells={"features": str(feature_count), "lambda": f"{weight:g}", "score": title},
                 job=job,
                 figure=f"code {score}",
-                panels=(f"{rows} aligned rows, {title}",),
-                series=f"{features} features",
+                panels=(f"{aligned_count} aligned rows, {title}",),
+                series=f"{feature_count} features",
                 at=weight,
             )
             for weight, job in zip(_LAMBDAS, jobs, strict=True)
         )
-        table_rows += [base_line, *weighted_lines]
-        for table_row in weighted_lines:
-            terms = gain_terms.setdefault(table_row.cells["lambda"], [])
-            terms += [(share, table_row), (-share, base_line)]
-    for weight_text, terms in gain_terms.items():
+        table_rows += [lambda_0_row, *lambda_rows]
+        for table_row in lambda_rows:
+            terms = gain_terms_by_lambda.setdefault(table_row.cells["lambda"], [])
+            terms += [(mean_weight, table_row), (-mean_weight, lambda_0_row)]
+    for weight_text, terms in gain_terms_by_lambda.items():
         cells = {"features": "mean", "lambda": weight_text, "score": f"{title}, minus 0"}
         table_rows.append(TableRow(cells=cells, combines=terms))
-    return TableExtent(table_rows, part.seeds)
+    return TableExtent(table_rows, extent.seeds)
 
 
 # APC-VFL's Table 2: accuracy, rounds and bytes of joint prediction, against SplitNN.
@@ -443,23 +461,25 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Measu
     for flow in result.recording.transcript.flows:
         if flow.kind in messages_by_kind:
             messages_by_kind[flow.kind] += flow.messages
-    steps = messages_by_kind[Kind.GRADIENTS]
-    rows = len(data.train_rows)
+    step_count = messages_by_kind[Kind.GRADIENTS]
+    row_count = len(data.train_rows)
     # Messages in which passives send representations of rows that are predicted.
     inference_messages = math.ceil(len(data.test_rows) / run_config.train.batch_size)
     # Eqs. (6) to (9): every epoch sends all rows, every step the gradient of the last layer.
-    exchanges = last_step.epoch if steps else 1
-    layer_weights = _LAYER_INPUT * _REPRESENTATION_SIZE + _REPRESENTATION_SIZE
-    numbers = exchanges * rows * _REPRESENTATION_SIZE + steps * layer_weights
+    exchange_count = last_step.epoch if step_count else 1
+    layer_weight_count = _LAST_LAYER_INPUTS * _REPRESENTATION_SIZE + _REPRESENTATION_SIZE
+    sent_numbers = (
+        exchange_count * row_count * _REPRESENTATION_SIZE + step_count * layer_weight_count
+    )
     return {
         "accuracy": 100 * result.accuracy[way],
         "rounds": float(sum(messages_by_kind.values()) - inference_messages),
         "megabytes": last_step.wire_bytes / 1e6,
-        "counted": _BYTES_PER_NUMBER * numbers / 1e6,
+        "counted": _BYTES_PER_NUMBER * sent_numbers / 1e6,
     }
 
 
-def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
+def _make_table2_config(scenario: Scenario, row_count: int, method: str) -> Config:
     """Return a run of APC-VFL or SplitNN in which this number of rows, all of them, are aligned.
 
     Both methods have the same networks. APC-VFL exchanges all rows in one message; SplitNN trains
@@ -467,12 +487,12 @@ def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
 
     `method`: name of the method in settings.
     """
-    data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
-    base = scenario.make_config(data, _TABLE2_METHODS["APC-VFL"], {})
+    data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{row_count}")
+    base = scenario.make_config(data, _METHOD_BY_TABLE2_TITLE["APC-VFL"], {})
     settings = base.model_dump(mode="json", exclude_defaults=True)
-    if method == _TABLE2_METHODS["APC-VFL"]:
+    if method == _METHOD_BY_TABLE2_TITLE["APC-VFL"]:
         # One message holds every row.
-        settings["train"] |= {"epochs": 1, "batch_size": rows}
+        settings["train"] |= {"epochs": 1, "batch_size": row_count}
         return Config.model_validate(settings)
     encoders = ApcVflSettings.from_run_settings(base)
     return Config.model_validate(
@@ -493,9 +513,11 @@ def _make_table2_config(scenario: Scenario, rows: int, method: str) -> Config:
     )
 
 
-def _make_table2_size(full: bool) -> TableExtent:
-    """Return the rows of Table 2 on one data set by default, or on all if `full`, and the seeds."""
-    scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK_DATASET]
+def _make_table2_extent(is_full: bool) -> TableExtent:
+    """Return the rows of Table 2 on one data set, or on all if `is_full`, and the seeds."""
+    scenarios = [
+        scenario for name, scenario in SCENARIOS.items() if is_full or name == _QUICK_DATASET
+    ]
     return TableExtent(
         [table_row for scenario in scenarios for table_row in _make_table2_rows(scenario)],
         _TABLE2_SEEDS,
@@ -505,43 +527,49 @@ def _make_table2_size(full: bool) -> TableExtent:
 def _make_table2_rows(scenario: Scenario) -> Iterator[TableRow]:
     """Yield one data set's rows of Table 2, and the difference in accuracy of the two methods."""
     title = scenario.dataset.replace("_", " ")
-    aligned = scenario.full.aligned[:4]  # the paper's numbers of aligned people, without the 100
+    aligned_counts = scenario.full.aligned[
+        :4
+    ]  # the paper's numbers of aligned people, without the 100
     jobs = {}
-    for rows, (label, method) in product(aligned, _TABLE2_METHODS.items()):
-        way = method if label == "SplitNN" else f"{method}_together"
-        jobs[rows, label] = Job.for_config(
-            f"{scenario.dataset}-{method}-n{rows}",
+    for aligned_count, (method_title, method) in product(
+        aligned_counts, _METHOD_BY_TABLE2_TITLE.items()
+    ):
+        inference = method if method_title == "SplitNN" else f"{method}_together"
+        jobs[aligned_count, method_title] = Job.for_config(
+            f"{scenario.dataset}-{method}-n{aligned_count}",
             measure_exchange,
-            _make_table2_config(scenario, rows, method),
-            way=way,
+            _make_table2_config(scenario, aligned_count, method),
+            way=inference,
         )
 
     def make_cells(rows: int, method: str, measure: str) -> dict[str, str]:
         """Return the cells of one row of the table by column."""
-        texts = (title, str(rows), method, _MEASURES[measure])
+        texts = (title, str(rows), method, _TITLE_BY_MEASURE[measure])
         return dict(zip(_TABLE2_HEADER, texts, strict=True))
 
-    table_rows = {}
-    for measure, rows, label in product(_MEASURES, aligned, _TABLE2_METHODS):
-        table_rows[measure, rows, label] = TableRow(
-            cells=make_cells(rows, label, measure),
-            job=jobs[rows, label],
+    row_by_key = {}
+    for measure, aligned_count, method_title in product(
+        _TITLE_BY_MEASURE, aligned_counts, _METHOD_BY_TABLE2_TITLE
+    ):
+        row_by_key[measure, aligned_count, method_title] = TableRow(
+            cells=make_cells(aligned_count, method_title, measure),
+            job=jobs[aligned_count, method_title],
             figure=measure,
-            panels=(f"{title}: {_MEASURES[measure]}",),
-            series=label,
-            at=float(rows),
+            panels=(f"{title}: {_TITLE_BY_MEASURE[measure]}",),
+            series=method_title,
+            at=float(aligned_count),
         )
-    yield from table_rows.values()
-    for rows in aligned:
-        apc_vfl = table_rows["accuracy", rows, "APC-VFL"]
-        split_nn = table_rows["accuracy", rows, "SplitNN"]
+    yield from row_by_key.values()
+    for aligned_count in aligned_counts:
+        apc_vfl_row = row_by_key["accuracy", aligned_count, "APC-VFL"]
+        split_nn_row = row_by_key["accuracy", aligned_count, "SplitNN"]
         yield TableRow(
-            cells=make_cells(rows, "APC-VFL minus SplitNN", "accuracy"),
-            combines=((1.0, apc_vfl), (-1.0, split_nn)),
+            cells=make_cells(aligned_count, "APC-VFL minus SplitNN", "accuracy"),
+            combines=((1.0, apc_vfl_row), (-1.0, split_nn_row)),
         )
 
 
-_SMALLER = "3 and 4 features, most numbers of aligned rows, and three of five seeds"
+_CREDIT_CARD_OMISSION = "3 and 4 features, most numbers of aligned rows, and three of five seeds"
 TABLES: tuple[PaperTable, ...] = (
     *(
         PaperTable(
@@ -552,12 +580,18 @@ TABLES: tuple[PaperTable, ...] = (
             hours=hours,
             leaves_out=leaves_out,
             reading=f"{SCENARIOS[dataset].rows:,} rows at the active. {_READING}",
-            size=partial(_make_scenario_size, SCENARIOS[dataset]),
+            size=partial(_make_scenario_extent, SCENARIOS[dataset]),
             axis="features of the active",
         )
         for dataset, title, figures, hours, leaves_out in (
             ("breast_cancer", "breast cancer", "5 and 10", 0.3, ""),
-            ("credit_card", "defaults of credit card clients", "5, 11 and 16", 5.0, _SMALLER),
+            (
+                "credit_card",
+                "defaults of credit card clients",
+                "5, 11 and 16",
+                5.0,
+                _CREDIT_CARD_OMISSION,
+            ),
         )
     ),
     PaperTable(
@@ -576,7 +610,7 @@ TABLES: tuple[PaperTable, ...] = (
         source="APC-VFL, Table 2",
         unit="",
         hours=6.0,
-        size=_make_table2_size,
+        size=_make_table2_extent,
         title="APC-VFL and SplitNN where all rows are aligned",
         axis="aligned rows",
         reading="50 of the aligned rows test on breast cancer, 500 elsewhere; five features at the "

@@ -13,11 +13,11 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal
 
-from apfed_experiments.study import base_config
+from apfed_experiments.study import load_base_config
 from apfed_experiments.tables.table import (
     Job,
     PaperTable,
-    Printed,
+    PaperValue,
     TableExtent,
     TableRow,
     measure_accuracies,
@@ -25,19 +25,19 @@ from apfed_experiments.tables.table import (
 from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
 
-TITLES = {
+TITLE_BY_DATASET = {
     "mnist": "MNIST",
     "fashion_mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
 }
-SINGLE = "SingleVL"
+SINGLE_VIEW_TITLE = "SingleVL"
 # In the order of the paper's columns: title of the column -> method, and its mode of inference.
-COLUMNS: Mapping[str, tuple[str, str]] = {
+METHOD_AND_INFERENCE_BY_COLUMN: Mapping[str, tuple[str, str]] = {
     "TVFL-0": ("tvfl", "tvfl_0"),
     "TVFL-A": ("tvfl", "tvfl_a"),
     "TVFL-R": ("tvfl", "tvfl_r"),
-    SINGLE: ("single_view", "single_view"),
+    SINGLE_VIEW_TITLE: ("single_view", "single_view"),
     "APFed-R": ("apfed_r", "apfed_r"),
     "APFed-C": ("apfed_c", "apfed_c"),
 }
@@ -64,17 +64,17 @@ cifar100 3-1 5.76 0.55 6.05 0.72 1.13 0.10 18.27 0.46 19.38 0.26 20.09 0.37
 cifar100 3-2 11.81 1.00 9.48 0.84 1.33 0.09 22.80 0.46 23.84 0.34 25.99 1.09
 cifar100 3-3 6.18 0.52 4.60 0.34 1.25 0.26 19.78 0.33 21.29 0.42 22.37 0.66
 """
-PRINTED: Mapping[tuple[str, str], Sequence[float]] = {
+PAPER_FIGURES: Mapping[tuple[str, str], Sequence[float]] = {
     (dataset, setting): tuple(map(float, figures))
     for dataset, setting, *figures in map(str.split, _TABLE2.strip().splitlines())
 }
-_QUICK_CELLS = tuple(cell for cell in PRINTED if not cell[0].startswith("cifar"))
+_QUICK_CELLS = tuple(cell for cell in PAPER_FIGURES if not cell[0].startswith("cifar"))
 _FEW_LABELS_CELLS = tuple(cell for cell in _QUICK_CELLS if cell[1] in ("2-1", "3-1"))
-_FEW_LABELS = 500
+_FEW_LABELLED_ROWS = 500
 # Section 5.3: larger is better, but for CIFAR-10, where 1 is better than 10.
 _LAMBDA_BY_DATASET = {"mnist": 10.0, "fashion_mnist": 10.0, "cifar10": 1.0, "cifar100": 10.0}
 _LAMBDAS = (0.0, 0.1, 1.0, 10.0)
-_TWO_STRIPS = "2-1"
+_TWO_VIEWS = "2-1"
 _COLUMNS_WITH_HELP = ("APFed-R", "APFed-C")
 _READING = (
     "Batches of 128, bfloat16 networks, views and networks of the authors' release. By default "
@@ -82,8 +82,8 @@ _READING = (
     "(--full): models stay far below the paper's, and what help adds (minus SingleVL) is paired by "
     "seed and of a model early in its training."
 )
-_LEFT_OUT = "five sixths of the images, and the paper's 300 epochs"
-_THREE_SEEDS = "two of five seeds"
+_PROXY_OMISSION = "five sixths of the images, and the paper's 300 epochs"
+_SEEDS_OMISSION = "two of five seeds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,36 +111,36 @@ class Training:
     schedule_steps: int | None = None
 
 
-_PAPER = Training(key="paper", epochs=300, learning_rate=1e-3, seeds=5)
+_PAPER_TRAINING = Training(key="paper", epochs=300, learning_rate=1e-3, seeds=5)
 # Above 1e-2 lambda 10 throws the encoder off within some steps: all representations become equal.
-PROXY = Training(key="proxy", epochs=13, learning_rate=1e-2, seeds=3, rows=10_000)
+PROXY_TRAINING = Training(key="proxy", epochs=13, learning_rate=1e-2, seeds=3, rows=10_000)
 
 
 def make_run_config(
     dataset: str,
-    setting: str,
+    views_setting: str,
     method: str,
-    weight: float,
+    lambda_weight: float,
     training: Training,
-    labelled: int | None = None,
+    labelled_count: int | None = None,
 ) -> Config:
     """Return the configuration of one run of APFed's paper, by `configs/apfed-table2.yaml`.
 
     Args:
         dataset: name of the images.
-        setting: the paper's m-i: number of views, and number of the active's view.
+        views_setting: the paper's m-i: number of views, and number of the active's view.
         method: name of the method.
-        weight: lambda of every passive; unused where the method has no passives' losses.
+        lambda_weight: lambda of every passive; unused where the method has no passives' losses.
         training: the paper's, or a proxy.
-        labelled: number of labelled rows; None: all.
+        labelled_count: number of labelled rows; None: all.
     """
-    base = base_config("apfed-table2")
-    views, active_view = setting.split("-")
+    base = load_base_config("apfed-table2")
+    views, active_view = views_setting.split("-")
     # Only passives that return gradients of their own losses have a weight lambda.
     has_lambda = METHODS[method].settings.has_gradient_sum
-    lambda_suffix = [f"lambda{weight:g}"] if has_lambda else []
-    labels_suffix = [f"n{labelled}"] if labelled else []
-    name_parts = (dataset, setting, method, *lambda_suffix, training.key, *labels_suffix)
+    lambda_suffix = [f"lambda{lambda_weight:g}"] if has_lambda else []
+    labels_suffix = [f"n{labelled_count}"] if labelled_count else []
+    name_parts = (dataset, views_setting, method, *lambda_suffix, training.key, *labels_suffix)
     changes: dict[str, Any] = {
         "name": "-".join(name_parts).replace("_", "-"),
         "method": method,
@@ -150,7 +150,7 @@ def make_run_config(
             "views": int(views),
             "active_view": int(active_view),
             "limit": training.rows,
-            "labelled": labelled,
+            "labelled": labelled_count,
         },
         "train": {
             **base.train.model_dump(exclude_defaults=True),
@@ -163,23 +163,25 @@ def make_run_config(
         },
     }
     if has_lambda:
-        changes["passives"] = {"default": {"weight": weight}}
+        changes["passives"] = {"default": {"weight": lambda_weight}}
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
 
 
-def get_paper_result(dataset: str, setting: str, column: str) -> Printed:
+def get_paper_result(dataset: str, views_setting: str, column: str) -> PaperValue:
     """Return the mean and standard deviation that the paper's Table 2 prints.
 
-    `setting`: the paper's m-i: number of views, and number of the active's view. `column`: method
-    of the table, a key of `COLUMNS`.
+    `views_setting`: the paper's m-i: number of views, and number of the active's view. `column`:
+    method of the table, a key of `METHOD_AND_INFERENCE_BY_COLUMN`.
     """
-    figures = PRINTED[dataset, setting]  # mean and standard deviation of each column in turn
-    start = 2 * list(COLUMNS).index(column)
-    return Printed(mean=figures[start], sd=figures[start + 1])
+    figures = PAPER_FIGURES[
+        dataset, views_setting
+    ]  # mean and standard deviation of each column in turn
+    index = 2 * list(METHOD_AND_INFERENCE_BY_COLUMN).index(column)
+    return PaperValue(mean=figures[index], sd=figures[index + 1])
 
 
 def _make_cell_rows(
-    dataset: str, setting: str, training: Training, labelled: int | None = None
+    dataset: str, views_setting: str, training: Training, labelled_count: int | None = None
 ) -> Iterator[TableRow]:
     """Yield our rows for one row of the paper's table: one for each method, then APFed minus
     SingleVL.
@@ -187,89 +189,99 @@ def _make_cell_rows(
     With few labels only methods whose active predicts without its passives are measured, and the
     paper has no values.
 
-    `setting`: the paper's m-i: number of views, and number of the active's view. `labelled`: number
-    of labelled rows; None: all.
+    `views_setting`: the paper's m-i: number of views, and number of the active's view.
+    `labelled_count`: number of labelled rows; None: all.
     """
-    title = TITLES[dataset]
-    weight = _LAMBDA_BY_DATASET[dataset]
+    title = TITLE_BY_DATASET[dataset]
+    lambda_weight = _LAMBDA_BY_DATASET[dataset]
     jobs = {}
-    for method in dict.fromkeys(method for method, _ in COLUMNS.values()):
-        if labelled and not METHODS[method].settings.can_predict_locally:
+    for method in dict.fromkeys(method for method, _ in METHOD_AND_INFERENCE_BY_COLUMN.values()):
+        if labelled_count and not METHODS[method].settings.can_predict_locally:
             continue
-        config = make_run_config(dataset, setting, method, weight, training, labelled)
+        config = make_run_config(
+            dataset, views_setting, method, lambda_weight, training, labelled_count
+        )
         # One job measures all modes of inference of a method.
         jobs[method] = Job.for_config(config.name, measure_accuracies, config)
     table_rows = {
         column: TableRow(
-            cells={"data": title, "views": setting, "method": column},
+            cells={"data": title, "views": views_setting, "method": column},
             job=jobs[method],
             figure=inference,
-            panels=(f"{title} {setting}",),
+            panels=(f"{title} {views_setting}",),
             series=column,
-            paper=None if labelled else get_paper_result(dataset, setting, column),
+            paper=None if labelled_count else get_paper_result(dataset, views_setting, column),
         )
-        for column, (method, inference) in COLUMNS.items()
+        for column, (method, inference) in METHOD_AND_INFERENCE_BY_COLUMN.items()
         if method in jobs
     }
     yield from table_rows.values()
     for column in _COLUMNS_WITH_HELP:
-        paper_with_help = get_paper_result(dataset, setting, column).mean
-        paper_local = get_paper_result(dataset, setting, SINGLE).mean
+        paper_help_mean = get_paper_result(dataset, views_setting, column).mean
+        paper_local_mean = get_paper_result(dataset, views_setting, SINGLE_VIEW_TITLE).mean
         yield TableRow(
-            cells={"data": title, "views": setting, "method": f"{column} minus {SINGLE}"},
-            paper=None if labelled else Printed(mean=paper_with_help - paper_local),
-            combines=((1.0, table_rows[column]), (-1.0, table_rows[SINGLE])),
+            cells={
+                "data": title,
+                "views": views_setting,
+                "method": f"{column} minus {SINGLE_VIEW_TITLE}",
+            },
+            paper=None if labelled_count else PaperValue(mean=paper_help_mean - paper_local_mean),
+            combines=((1.0, table_rows[column]), (-1.0, table_rows[SINGLE_VIEW_TITLE])),
         )
 
 
-def _make_table2(full: bool) -> TableExtent:
-    """Return Table 2 with the paper's training if `full`, else a part of it with a shorter
+def _make_table2(is_full: bool) -> TableExtent:
+    """Return Table 2 with the paper's training if `is_full`, else a part of it with a shorter
     training.
     """
-    training = _PAPER if full else PROXY
-    cells = tuple(PRINTED) if full else _QUICK_CELLS
+    training = _PAPER_TRAINING if is_full else PROXY_TRAINING
+    cells = tuple(PAPER_FIGURES) if is_full else _QUICK_CELLS
     table_rows = [table_row for cell in cells for table_row in _make_cell_rows(*cell, training)]
     return TableExtent(table_rows, training.seeds)
 
 
-def _make_few_labels_table(full: bool) -> TableExtent:
-    """Return the table for 500 labels, with the paper's training if `full`, else with a shorter
+def _make_few_labels_table(is_full: bool) -> TableExtent:
+    """Return the table for 500 labels, with the paper's training if `is_full`, else with a shorter
     one.
     """
-    training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
+    training = _PAPER_TRAINING if is_full else replace(PROXY_TRAINING, seeds=_PAPER_TRAINING.seeds)
     table_rows = [
         table_row
         for cell in _FEW_LABELS_CELLS
-        for table_row in _make_cell_rows(*cell, training, _FEW_LABELS)
+        for table_row in _make_cell_rows(*cell, training, _FEW_LABELLED_ROWS)
     ]
     return TableExtent(table_rows, training.seeds)
 
 
-def _make_lambda_table(full: bool) -> TableExtent:
+def _make_lambda_table(is_full: bool) -> TableExtent:
     """Return Figures 3 and 4: APFed-R and APFed-C by lambda (weight of the passives' losses).
 
-    At lambda 0 both are SingleVL, which is measured once. `full`: whether the paper's training and
-    data sets are used, or a shorter training on smaller ones.
+    At lambda 0 both are SingleVL, which is measured once. `is_full`: whether the paper's training
+    and data sets are used, or a shorter training on smaller ones.
     """
     datasets = ("mnist", "cifar10")
-    training = _PAPER
-    if not full:
+    training = _PAPER_TRAINING
+    if not is_full:
         datasets = ("mnist", "fashion_mnist")
-        training = PROXY
+        training = PROXY_TRAINING
     jobs: dict[str, Job] = {}
     table_rows = []
     weights = tuple(enumerate(_LAMBDAS))  # lambdas stand at equal distances on the axis
     for dataset, column, (position, weight) in product(datasets, _COLUMNS_WITH_HELP, weights):
-        method, inference = COLUMNS[column if weight else SINGLE]
-        config = make_run_config(dataset, _TWO_STRIPS, method, weight, training)
+        method, inference = METHOD_AND_INFERENCE_BY_COLUMN[column if weight else SINGLE_VIEW_TITLE]
+        config = make_run_config(dataset, _TWO_VIEWS, method, weight, training)
         job = jobs.setdefault(config.name, Job.for_config(config.name, measure_accuracies, config))
         table_rows.append(
             TableRow(
-                cells={"data": TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
+                cells={
+                    "data": TITLE_BY_DATASET[dataset],
+                    "method": column,
+                    "lambda": f"{weight:g}",
+                },
                 job=job,
                 figure=inference,
-                paper=None if weight else get_paper_result(dataset, _TWO_STRIPS, SINGLE),
-                panels=(f"{TITLES[dataset]} {_TWO_STRIPS}",),
+                paper=None if weight else get_paper_result(dataset, _TWO_VIEWS, SINGLE_VIEW_TITLE),
+                panels=(f"{TITLE_BY_DATASET[dataset]} {_TWO_VIEWS}",),
                 series=column,
                 at=float(position),
             )
@@ -277,18 +289,18 @@ def _make_lambda_table(full: bool) -> TableExtent:
     return TableExtent(table_rows, training.seeds)
 
 
-_table = partial(PaperTable, unit="test accuracy, per cent")
+_make_paper_table = partial(PaperTable, unit="test accuracy, per cent")
 TABLES: tuple[PaperTable, ...] = (
-    _table(
+    _make_paper_table(
         name="apfed-table2",
         source="APFed, Table 2",
         hours=243.0,
         size=_make_table2,
         title="Accuracy of APFed, TVFL without its passives, and the active alone",
         reading=f"Lambda 10, on CIFAR-10 1 (section 5.3). {_READING}",
-        leaves_out=f"CIFAR-10 and CIFAR-100, {_THREE_SEEDS}, {_LEFT_OUT}",
+        leaves_out=f"CIFAR-10 and CIFAR-100, {_SEEDS_OMISSION}, {_PROXY_OMISSION}",
     ),
-    _table(
+    _make_paper_table(
         name="apfed-lambda",
         source="APFed, Figures 3 and 4",
         hours=54.0,
@@ -297,18 +309,19 @@ TABLES: tuple[PaperTable, ...] = (
         axis="lambda",
         reading="The paper draws the figures without numbers; at lambda 0 stands SingleVL of its "
         f"Table 2. {_READING}",
-        leaves_out=f"CIFAR-10, {_THREE_SEEDS}, {_LEFT_OUT}; Fashion-MNIST, which the figures lack, "
+        leaves_out=f"CIFAR-10, {_SEEDS_OMISSION}, {_PROXY_OMISSION}; Fashion-MNIST, which the "
+        "figures lack, "
         "stands for it",
         ticks={float(place): f"{weight:g}" for place, weight in enumerate(_LAMBDAS)},
     ),
-    _table(
+    _make_paper_table(
         name="apfed-few-labels",
         source="APFed, Table 2, as the paper does not ask it",
         title="Accuracy of APFed and of the active alone where 500 rows have a label",
         reading="500 of the active's rows have a label; APFed learns from all, since its passives' "
         "losses need none, and SingleVL takes as many steps over the same rows. Lambda 10. "
         f"{_READING}",
-        leaves_out=_LEFT_OUT,
+        leaves_out=_PROXY_OMISSION,
         hours=60.0,
         size=_make_few_labels_table,
     ),

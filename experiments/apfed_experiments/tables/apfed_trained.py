@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from apfed_experiments.tables.apfed import (
-    SINGLE,
-    TITLES,
+    SINGLE_VIEW_TITLE,
+    TITLE_BY_DATASET,
     Training,
     get_paper_result,
     make_run_config,
@@ -34,7 +34,7 @@ from apfed_experiments.tables.table import (
     Job,
     MeasuredValues,
     PaperTable,
-    Printed,
+    PaperValue,
     TableExtent,
     TableRow,
 )
@@ -46,15 +46,15 @@ from secure_apfed.measures.table import ACCURACY
 from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.runs.simulation import begin_simulation, train_simulation
 
-_TRAINING_ROWS = 5_000
-_HELD_OUT_ROWS = 1_000
+_TRAINING_ROW_COUNT = 5_000
+_HELD_OUT_ROW_COUNT = 1_000
 _ON_TEST_ROWS = "test"
 _ON_HELD_OUT_ROWS = "held out"
 _ON_HELD_OUT_ROWS_HALF_WAY = "held out, half-way"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class TrainedMethod:
     """A method of the table.
 
     Attributes:
@@ -70,19 +70,21 @@ class Method:
     @property
     def has_help(self) -> bool:
         """Return whether passives, or the control's, take part."""
-        return self.title != SINGLE
+        return self.title != SINGLE_VIEW_TITLE
 
 
-_SINGLE_VIEW = Method(title=SINGLE, name="single_view")
-_APFED_R = Method(title="APFed-R", name="apfed_r")
-_APFED_C = Method(title="APFed-C", name="apfed_c")
-CONTROL = Method(title="active_dec (control)", name="apfed_r", reads_own_view=True)
-_METHODS = (_SINGLE_VIEW, _APFED_R, _APFED_C, CONTROL)
-_DIFFERENCES = (
+_SINGLE_VIEW = TrainedMethod(title=SINGLE_VIEW_TITLE, name="single_view")
+_APFED_R = TrainedMethod(title="APFed-R", name="apfed_r")
+_APFED_C = TrainedMethod(title="APFed-C", name="apfed_c")
+ACTIVE_DECODER_CONTROL = TrainedMethod(
+    title="active_dec (control)", name="apfed_r", reads_own_view=True
+)
+_METHODS = (_SINGLE_VIEW, _APFED_R, _APFED_C, ACTIVE_DECODER_CONTROL)
+_COMPARED_PAIRS = (
     (_APFED_R, _SINGLE_VIEW),
     (_APFED_C, _SINGLE_VIEW),
-    (CONTROL, _SINGLE_VIEW),
-    (_APFED_R, CONTROL),
+    (ACTIVE_DECODER_CONTROL, _SINGLE_VIEW),
+    (_APFED_R, ACTIVE_DECODER_CONTROL),
 )
 
 
@@ -106,7 +108,7 @@ _SHORT_TRAINING = Training(
     epochs=5,
     learning_rate=2.5e-2,
     seeds=5,
-    rows=_TRAINING_ROWS + _HELD_OUT_ROWS,
+    rows=_TRAINING_ROW_COUNT + _HELD_OUT_ROW_COUNT,
     precision="float32",
 )
 _DEFAULT_GRID = Grid(training=_SHORT_TRAINING, weights=(0.4,), batch_sizes=(32,))
@@ -118,12 +120,14 @@ _RELEASE_GRID = Grid(
     batch_sizes=(32, 128),
 )
 _DATASETS = ("mnist", "fashion_mnist")
-_TWO_STRIPS = "2-1"
+_TWO_VIEWS = "2-1"
 
 
-def hold_out_training_rows(data: VerticalData, rows: int) -> VerticalData:
-    """Return the data in which the last `rows` training rows are the test rows instead."""
-    training_rows, held_out_rows = data.train_rows.split([len(data.train_rows) - rows, rows])
+def hold_out_training_rows(data: VerticalData, row_count: int) -> VerticalData:
+    """Return the data in which the last `row_count` training rows are the test rows instead."""
+    training_rows, held_out_rows = data.train_rows.split(
+        [len(data.train_rows) - row_count, row_count]
+    )
     return replace(data, train_rows=training_rows, test_rows=held_out_rows)
 
 
@@ -134,17 +138,17 @@ def give_active_view(data: VerticalData) -> VerticalData:
 
     Raises DataError: a passive has people whom the active does not know.
     """
-    active_rows = {person: row for row, person in enumerate(data.active.ids)}
+    row_by_person = {person: row for row, person in enumerate(data.active.ids)}
 
     def replace_view(passive: PartyTable) -> PartyTable:
         """Return the passive's table with the active's columns of the same people."""
-        strangers = len(set(passive.ids) - set(active_rows))
-        if strangers:
+        unknown_count = len(set(passive.ids) - set(row_by_person))
+        if unknown_count:
             raise DataError(
                 f"{passive.name}: the control gives it the active's columns of its people, and the "
-                f"active knows {strangers} of them not; set data.overlap to 1.0"
+                f"active knows {unknown_count} of them not; set data.overlap to 1.0"
             )
-        rows = torch.tensor([active_rows[person] for person in passive.ids])
+        rows = torch.tensor([row_by_person[person] for person in passive.ids])
         features = data.active.features[rows]
         return replace(passive, features=features, encoding=data.active.encoding)
 
@@ -175,7 +179,7 @@ def measure_training(
     session = begin_simulation(run_config, give_active_view(data) if reads_own_view else data)
     active = session.learner
     assert isinstance(active, SingleViewActive)
-    figures = {}
+    accuracy_by_rows = {}
 
     def compute_accuracy(rows: torch.Tensor) -> float:
         """Return the active's accuracy on these rows in per cent."""
@@ -184,12 +188,12 @@ def measure_training(
     def measure_half_way(epochs_done: int) -> None:
         """Measure the held-out rows after half of the epochs."""
         if epochs_done == run_config.train.epochs // 2:
-            figures[_ON_HELD_OUT_ROWS_HALF_WAY] = compute_accuracy(data.test_rows)
+            accuracy_by_rows[_ON_HELD_OUT_ROWS_HALF_WAY] = compute_accuracy(data.test_rows)
 
     train_simulation(session, run_config, measure_half_way)
-    figures[_ON_HELD_OUT_ROWS] = compute_accuracy(data.test_rows)
-    figures[_ON_TEST_ROWS] = compute_accuracy(all_data.test_rows)
-    return figures
+    accuracy_by_rows[_ON_HELD_OUT_ROWS] = compute_accuracy(data.test_rows)
+    accuracy_by_rows[_ON_TEST_ROWS] = compute_accuracy(all_data.test_rows)
+    return accuracy_by_rows
 
 
 def _make_cells(dataset: str, method: str, point: str, rows: str = _ON_TEST_ROWS) -> dict[str, str]:
@@ -199,35 +203,39 @@ def _make_cells(dataset: str, method: str, point: str, rows: str = _ON_TEST_ROWS
     "test", "held out" or "held out, half-way".
     """
     return {
-        "data": TITLES[dataset],
-        "views": _TWO_STRIPS,
+        "data": TITLE_BY_DATASET[dataset],
+        "views": _TWO_VIEWS,
         "method": method,
         "point": point,
         "rows": rows,
     }
 
 
-def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
+def _make_jobs(dataset: str, method: TrainedMethod, grid: Grid) -> dict[str, Job]:
     """Return the jobs of a method by grid point, such as "lambda 0.4, batch 32".
 
     A method without help has no lambda.
     """
-    weights = grid.weights if method.has_help else (0.0,)
-    jobs = {}
-    for weight, batch_size in product(weights, grid.batch_sizes):
-        steps = grid.training.epochs * math.ceil(_TRAINING_ROWS / batch_size)
-        training = replace(grid.training, batch_size=batch_size, schedule_steps=steps)
-        config = make_run_config(dataset, _TWO_STRIPS, method.name, weight, training)
-        control = "-active-dec" if method.reads_own_view else ""
-        point = f"lambda {weight:g}, batch {batch_size}" if weight else f"batch {batch_size}"
-        jobs[point] = Job.for_config(
-            f"{config.name}-batch{batch_size}{control}",
+    lambdas = grid.weights if method.has_help else (0.0,)
+    job_by_point = {}
+    for lambda_weight, batch_size in product(lambdas, grid.batch_sizes):
+        step_count = grid.training.epochs * math.ceil(_TRAINING_ROW_COUNT / batch_size)
+        training = replace(grid.training, batch_size=batch_size, schedule_steps=step_count)
+        config = make_run_config(dataset, _TWO_VIEWS, method.name, lambda_weight, training)
+        control_suffix = "-active-dec" if method.reads_own_view else ""
+        point = (
+            f"lambda {lambda_weight:g}, batch {batch_size}"
+            if lambda_weight
+            else f"batch {batch_size}"
+        )
+        job_by_point[point] = Job.for_config(
+            f"{config.name}-batch{batch_size}{control_suffix}",
             measure_training,
             config,
-            held_out=_HELD_OUT_ROWS,
+            held_out=_HELD_OUT_ROW_COUNT,
             reads_own_view=method.reads_own_view,
         )
-    return jobs
+    return job_by_point
 
 
 def _make_dataset_rows(dataset: str, grid: Grid) -> Iterator[TableRow]:
@@ -236,43 +244,49 @@ def _make_dataset_rows(dataset: str, grid: Grid) -> Iterator[TableRow]:
     First come all points of each method's grid of hyperparameters, then each method's best point by
     held-out rows, then differences between the methods' best points.
     """
-    best = {}
+    best_row_by_method = {}
     for method in _METHODS:
-        points = {
+        row_by_point_and_data = {
             (point, rows): TableRow(
                 cells=_make_cells(dataset, method.title, point, rows), job=job, figure=rows
             )
             for point, job in _make_jobs(dataset, method, grid).items()
             for rows in (_ON_TEST_ROWS, _ON_HELD_OUT_ROWS, _ON_HELD_OUT_ROWS_HALF_WAY)
         }
-        yield from points.values()
-        best[method] = TableRow(
+        yield from row_by_point_and_data.values()
+        best_row_by_method[method] = TableRow(
             cells=_make_cells(dataset, method.title, "best on rows held out"),
-            chooses=[table_row for (_, rows), table_row in points.items() if rows == _ON_TEST_ROWS],
+            chooses=[
+                table_row
+                for (_, rows), table_row in row_by_point_and_data.items()
+                if rows == _ON_TEST_ROWS
+            ],
             chosen_by=_ON_HELD_OUT_ROWS,
             paper=None
-            if method is CONTROL
-            else get_paper_result(dataset, _TWO_STRIPS, method.title),
-            panels=(f"{TITLES[dataset]} {_TWO_STRIPS}",),
+            if method is ACTIVE_DECODER_CONTROL
+            else get_paper_result(dataset, _TWO_VIEWS, method.title),
+            panels=(f"{TITLE_BY_DATASET[dataset]} {_TWO_VIEWS}",),
             series=method.title,
         )
-    yield from best.values()
-    for method, other in _DIFFERENCES:
-        paper = best[method].paper
-        other_paper = best[other].paper
-        printed_difference = None  # the paper has no control
-        if paper is not None and other_paper is not None:
-            printed_difference = Printed(mean=paper.mean - other_paper.mean)
+    yield from best_row_by_method.values()
+    for method, other_method in _COMPARED_PAIRS:
+        paper_value = best_row_by_method[method].paper
+        other_paper_value = best_row_by_method[other_method].paper
+        paper_difference = None  # the paper has no control
+        if paper_value is not None and other_paper_value is not None:
+            paper_difference = PaperValue(mean=paper_value.mean - other_paper_value.mean)
         yield TableRow(
-            cells=_make_cells(dataset, f"{method.title} minus {other.title}", "paired by seed"),
-            combines=((1.0, best[method]), (-1.0, best[other])),
-            paper=printed_difference,
+            cells=_make_cells(
+                dataset, f"{method.title} minus {other_method.title}", "paired by seed"
+            ),
+            combines=((1.0, best_row_by_method[method]), (-1.0, best_row_by_method[other_method])),
+            paper=paper_difference,
         )
 
 
-def _make_table_size(full: bool) -> TableExtent:
-    """Return the rows and seeds of both data sets, with the authors' grid if `full`."""
-    grid = _RELEASE_GRID if full else _DEFAULT_GRID
+def _make_table_extent(is_full: bool) -> TableExtent:
+    """Return the rows and seeds of both data sets, with the authors' grid if `is_full`."""
+    grid = _RELEASE_GRID if is_full else _DEFAULT_GRID
     table_rows = [
         table_row for dataset in _DATASETS for table_row in _make_dataset_rows(dataset, grid)
     ]
@@ -294,6 +308,6 @@ TABLES: tuple[PaperTable, ...] = (
         leaves_out="25 of 30 epochs, lambda 0.04 and 0.004 (the paper's 1 and 0.1 by the product), "
         "and batches of 128",
         hours=16.0,
-        size=_make_table_size,
+        size=_make_table_extent,
     ),
 )

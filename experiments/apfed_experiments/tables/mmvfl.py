@@ -17,7 +17,7 @@ from apfed_experiments.tables.table import (
     Job,
     MeasuredValues,
     PaperTable,
-    Printed,
+    PaperValue,
     TableExtent,
     TableRow,
 )
@@ -39,13 +39,13 @@ _VIEWS = ("pix", "fou", "fac", "zer", "kar")  # Table 1: 240, 76, 216, 47, 64
 _FEATURE_SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 _BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _FOLDS = 5
-_TRAINING_PER_CLASS = 120
+_TRAINING_ROWS_PER_CLASS = 120
 _SEED_CORRELATION = 1 / _FOLDS  # see `apfed_experiments.summary.estimate_seed_correlation`
 _ZETA = 1000.0
 _ETA = 1000.0
 _ITERATION_LIMITS = (5, 10, 100)
 _TOLERANCE = 1e-5
-_PAPER = {  # by participant, and on average
+_PAPER_DIFFERENCES = {  # by participant, and on average
     "supFL": (1.46, -2.39, 0.76, 6.48, 0.77, 1.42),
     "supMVLFL": (1.99, -2.31, 1.03, 9.67, 1.16, 2.31),
 }
@@ -86,7 +86,7 @@ def fit_mmvfl(
     *,
     beta: float,
     seed: int,
-    iterations: Sequence[int] = _ITERATION_LIMITS,
+    iteration_limits: Sequence[int] = _ITERATION_LIMITS,
 ) -> dict[int, list[Floats]]:
     """Train MMVFL (Algorithm 1) on aligned rows and return its weights after each iteration limit.
 
@@ -99,30 +99,30 @@ def fit_mmvfl(
         truth_NC: one-hot labels of C classes.
         beta: weight of the sparsity term in the paper's objective.
         seed: seed of the initial weights and the initial common pseudo-labels.
-        iterations: limits of the number of iterations.
+        iteration_limits: limits of the number of iterations.
 
     Returns:
         By limit: the weights (F, C) of each view.
     """
     rng = np.random.default_rng(seed)
-    rows, classes = truth_NC.shape
+    row_count, class_count = truth_NC.shape
     models = [
         ViewModel.from_features(
-            x_NF, classes, rng, beta=beta, zeta=_ZETA, tolerance=1e-6, max_rounds=50
+            x_NF, class_count, rng, beta=beta, zeta=_ZETA, tolerance=1e-6, max_rounds=50
         )
         for x_NF in views
     ]
     # The term that draws the label holder's pseudo-labels to the labels, with weight eta.
-    pull = LabelTerm(truth_NC, np.full((rows, 1), _ETA), acts_on_own=True)
-    common_NC = draw_orthonormal(rows, classes, rng)
+    label_term = LabelTerm(truth_NC, np.full((row_count, 1), _ETA), acts_on_own=True)
+    common_NC = draw_orthonormal(row_count, class_count, rng)
     previous_objective = np.inf
     weights_by_limit: dict[int, list[Floats]] = {}
-    for iteration in range(1, max(iterations) + 1):
-        common_NC = run_iteration(models, common_NC, pull)
-        objective = compute_objective(models, common_NC, pull)
+    for iteration in range(1, max(iteration_limits) + 1):
+        common_NC = run_iteration(models, common_NC, label_term)
+        objective = compute_objective(models, common_NC, label_term)
         has_converged = previous_objective - objective <= _TOLERANCE * objective
         weights = [model.weights_FC for model in models]
-        for limit in iterations:
+        for limit in iteration_limits:
             if limit == iteration or (has_converged and limit > iteration):
                 weights_by_limit[limit] = weights
         if has_converged:
@@ -150,8 +150,8 @@ def select_features(weights_FC: Floats, share: float) -> RowNumbers:
 
     `share`: share of all columns that is returned, 0 to 1.
     """
-    count = max(1, round(share * len(weights_FC)))
-    return np.sort(np.argsort(-compute_row_norms(weights_FC), kind="stable")[:count])
+    selected_count = max(1, round(share * len(weights_FC)))
+    return np.sort(np.argsort(-compute_row_norms(weights_FC), kind="stable")[:selected_count])
 
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> MeasuredValues:
@@ -173,13 +173,13 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
     # The rows are those of seed 0 for all folds; `seed` chooses the fold.
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     views, labels_N = align_views(data)
-    train, test = _split_fold(labels_N, seed)
-    truth_NC = np.eye(labels_N.max() + 1)[labels_N[train]]
-    train_views = [x_NF[train] for x_NF in views]
-    best: dict[str, float] = {}
+    train_rows, test_rows = _split_fold(labels_N, seed)
+    truth_NC = np.eye(labels_N.max() + 1)[labels_N[train_rows]]
+    train_views = [x_NF[train_rows] for x_NF in views]
+    best_value_by_name: dict[str, float] = {}
     for beta in betas:
         weights_by_limit = fit_mmvfl(
-            train_views, truth_NC, beta=beta, seed=seed, iterations=iterations
+            train_views, truth_NC, beta=beta, seed=seed, iteration_limits=iterations
         )
         for view, x_NF in enumerate(views):
             weights_by_method = {
@@ -190,25 +190,25 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
                 train_views[view], truth_NC, beta, initial_FC
             )
             for method, weights_FC in weights_by_method.items():
-                accuracies = compute_accuracies(weights_FC, x_NF[test], labels_N[test])
+                accuracies = compute_accuracies(weights_FC, x_NF[test_rows], labels_N[test_rows])
                 for share, accuracy in accuracies.items():
                     name = f"{method} {view + 1} {share}"
-                    best[name] = max(best.get(name, 0.0), accuracy)
+                    best_value_by_name[name] = max(best_value_by_name.get(name, 0.0), accuracy)
     for limit in iterations:
         differences = [
             np.mean(
                 [
-                    best[f"MMVFL {limit} {participant} {share}"]
-                    - best[f"supFL {participant} {share}"]
+                    best_value_by_name[f"MMVFL {limit} {participant} {share}"]
+                    - best_value_by_name[f"supFL {participant} {share}"]
                     for share in _FEATURE_SHARES
                 ]
             )
             for participant in range(1, len(views) + 1)
         ]
         for participant, difference in enumerate(differences, 1):
-            best[f"apart {limit} {participant}"] = float(difference)
-        best[f"apart {limit} average"] = float(np.mean(differences))
-    return best
+            best_value_by_name[f"apart {limit} {participant}"] = float(difference)
+        best_value_by_name[f"apart {limit} average"] = float(np.mean(differences))
+    return best_value_by_name
 
 
 def _split_fold(labels_N: RowNumbers, fold: int) -> tuple[RowNumbers, RowNumbers]:
@@ -219,14 +219,14 @@ def _split_fold(labels_N: RowNumbers, fold: int) -> tuple[RowNumbers, RowNumbers
     N rows.
     """
     rng = np.random.default_rng(0)
-    train = []
-    test = []
+    train_parts = []
+    test_parts = []
     for label in np.unique(labels_N):
         class_rows = rng.permutation(np.flatnonzero(labels_N == label))
         class_folds = np.array_split(class_rows, _FOLDS)
-        test.append(class_folds.pop(fold % _FOLDS))
-        train.append(np.concatenate(class_folds)[:_TRAINING_PER_CLASS])
-    return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
+        test_parts.append(class_folds.pop(fold % _FOLDS))
+        train_parts.append(np.concatenate(class_folds)[:_TRAINING_ROWS_PER_CLASS])
+    return np.sort(np.concatenate(train_parts)), np.sort(np.concatenate(test_parts))
 
 
 _JOB = Job(
@@ -236,10 +236,10 @@ _JOB = Job(
 )
 
 
-def _make_curves(full: bool) -> TableExtent:
+def _make_curves(is_full: bool) -> TableExtent:
     """Return Figure 3: accuracy by participant, method and share of features.
 
-    `full` has no effect: all of the figure is always measured.
+    `is_full` has no effect: all of the figure is always measured.
     """
     table_rows = [
         TableRow(
@@ -250,44 +250,53 @@ def _make_curves(full: bool) -> TableExtent:
                 "features %": str(share),
             },
             job=_JOB,
-            figure=f"{measured} {participant} {share}",
+            figure=f"{value_prefix} {participant} {share}",
             panels=(f"Participant {participant} ({view})",),
             series=method,
             at=share,
         )
         for participant, view in enumerate(_VIEWS, 1)
-        for method, measured in (("MMVFL", f"MMVFL {max(_ITERATION_LIMITS)}"), ("supFL", "supFL"))
+        for method, value_prefix in (
+            ("MMVFL", f"MMVFL {max(_ITERATION_LIMITS)}"),
+            ("supFL", "supFL"),
+        )
         for share in _FEATURE_SHARES
     ]
     return TableExtent(table_rows, _FOLDS)
 
 
-def _make_differences(full: bool) -> TableExtent:
+def _make_differences(is_full: bool) -> TableExtent:
     """Return Table 2: MMVFL minus each supervised model, by participant and iteration limit.
 
     supFL and supMVLFL are the same model (`_READING` says why), so each measured value stands in
-    two rows, beside the paper's value of either. `full` has no effect.
+    two rows, beside the paper's value of either. `is_full` has no effect.
     """
     participants = [*(f"{number} ({view})" for number, view in enumerate(_VIEWS, 1)), "average"]
     table_rows = [
         TableRow(
-            cells={"MMVFL minus": against, "participant": participant, "iterations": str(count)},
+            cells={
+                "MMVFL minus": supervised_method,
+                "participant": participant,
+                "iterations": str(iteration_limit),
+            },
             job=_JOB,
-            figure=f"apart {count} {participant.partition(' ')[0]}",
-            paper=Printed(mean=mean),
-            panels=(f"MMVFL minus {against}",),
-            series=f"{participant}, {count} iterations",
+            figure=f"apart {iteration_limit} {participant.partition(' ')[0]}",
+            paper=PaperValue(mean=mean),
+            panels=(f"MMVFL minus {supervised_method}",),
+            series=f"{participant}, {iteration_limit} iterations",
         )
-        for against, printed in _PAPER.items()
-        for participant, mean in zip(participants, printed, strict=True)
-        for count in _ITERATION_LIMITS
+        for supervised_method, paper_means in _PAPER_DIFFERENCES.items()
+        for participant, mean in zip(participants, paper_means, strict=True)
+        for iteration_limit in _ITERATION_LIMITS
     ]
     return TableExtent(table_rows, _FOLDS)
 
 
-_table = partial(PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SEED_CORRELATION)
+_make_paper_table = partial(
+    PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SEED_CORRELATION
+)
 TABLES: tuple[PaperTable, ...] = (
-    _table(
+    _make_paper_table(
         name="mmvfl-handwritten",
         source="MMVFL, Figure 3",
         unit="accuracy, %",
@@ -297,7 +306,7 @@ TABLES: tuple[PaperTable, ...] = (
         axis="features kept, %",
         ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _FEATURE_SHARES},
     ),
-    _table(
+    _make_paper_table(
         name="mmvfl-differences",
         source="MMVFL, Table 2, Handwritten",
         unit="points of accuracy",

@@ -22,16 +22,16 @@ from pydantic import BaseModel
 from apfed_experiments.columns import (
     Column,
     Table,
-    make_form,
+    make_formatter,
     make_hidden_columns,
     make_visible_column,
 )
 from apfed_experiments.drawing import (
     COLOURS,
-    OTHER,
-    OURS,
+    OTHER_COLOUR,
+    OUR_COLOUR,
     Picture,
-    draw_line,
+    draw_intervals,
     name_rows,
     open_figure,
 )
@@ -39,9 +39,9 @@ from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.study import (
     Failure,
-    Found,
     OnDone,
     StoredMetrics,
+    StudyValues,
     catch_failure,
     measure_once,
     run_tasks,
@@ -55,10 +55,10 @@ from secure_apfed.runs.simulation import describe_obstacles, simulate_run
 Clock: TypeAlias = Callable[[], float]
 MeasuredValues = Mapping[str, float]
 """Values that a function measured, by name, in the table's unit."""
-Measurements: TypeAlias = Found[dict[tuple[str, int], MeasuredValues]]
+Measurements: TypeAlias = StudyValues[dict[tuple[str, int], MeasuredValues]]
 """The values that a table's jobs have measured so far, by the job's label and the seed."""
 
-_PANELS_ACROSS = 3
+_MAX_PANELS_ACROSS = 3
 # Curves are shifted by this share of the axis, so that their error bars do not overlap.
 _CURVE_SHIFT = 0.012
 # Of the vertical axis, where no value is negative: this share of its top lies below 0.
@@ -66,14 +66,14 @@ _MARGIN_BELOW_ZERO = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Printed:
+class PaperValue:
     """A value as the paper prints it: mean and, where it prints one, standard deviation."""
 
     mean: float
     sd: float | None = None
 
 
-class _Measured(BaseModel):
+class _MeasuredFigures(BaseModel):
     """The values that a job measured for one seed, and the seconds that it took."""
 
     figures: dict[str, float]
@@ -83,7 +83,7 @@ class _Measured(BaseModel):
 class _StoredMeasurement(StoredMetrics):
     """A file of the values of one job and seed."""
 
-    measured: _Measured
+    measured: _MeasuredFigures
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,15 +103,21 @@ class Job:
 
     @classmethod
     def for_config(
-        cls, label: str, measure: Callable[..., MeasuredValues], config: Config, **more: Any
+        cls,
+        label: str,
+        measure: Callable[..., MeasuredValues],
+        config: Config,
+        **further_arguments: Any,
     ) -> Self:
         """Return the job that passes a configuration to `measure`, as plain settings in `config`.
 
-        `label`: name that is distinct within the table. `more`: further keyword arguments of
-        `measure`.
+        `label`: name that is distinct within the table. `further_arguments`: further keyword
+        arguments of `measure`.
         """
         config_settings = config.model_dump(mode="json", exclude_defaults=True)
-        return cls(label=label, measure=measure, settings={"config": config_settings, **more})
+        return cls(
+            label=label, measure=measure, settings={"config": config_settings, **further_arguments}
+        )
 
     def load_or_measure(self, seed: int, path: Path) -> MeasuredValues:
         """Return the values of one seed: stored ones, or measured on one thread and then stored.
@@ -125,20 +131,22 @@ class Job:
         stored = measure_once(path, _StoredMeasurement, digest, partial(self._measure_seed, seed))
         return stored.measured.figures
 
-    def _measure_seed(self, seed: int) -> dict[str, _Measured]:
+    def _measure_seed(self, seed: int) -> dict[str, _MeasuredFigures]:
         """Return the fields of a stored measurement of one seed.
 
         Raises ModelError: a value is not finite, since its training diverged.
         """
         began = time.monotonic()
         figures = dict(self.measure(seed=seed, **self.settings))
-        not_finite = sorted(name for name, figure in figures.items() if not math.isfinite(figure))
-        if not_finite:
+        infinite_names = sorted(
+            name for name, figure in figures.items() if not math.isfinite(figure)
+        )
+        if infinite_names:
             raise ModelError(
-                f"{self.label}: {', '.join(not_finite)} is no finite number, so its training "
+                f"{self.label}: {', '.join(infinite_names)} is no finite number, so its training "
                 "diverged; nothing is kept of it"
             )
-        return {"measured": _Measured(figures=figures, seconds=time.monotonic() - began)}
+        return {"measured": _MeasuredFigures(figures=figures, seconds=time.monotonic() - began)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,54 +173,57 @@ class TableRow:
     combines: Sequence[tuple[float, "TableRow"]] = ()
     chooses: Sequence["TableRow"] = ()
     chosen_by: str = ""
-    paper: Printed | None = None
+    paper: PaperValue | None = None
     panels: tuple[str, ...] = ("",)
     series: str = ""
     at: float | None = None
 
     def compute_values(
-        self, measured: Mapping[tuple[str, int], MeasuredValues]
+        self, values_by_job_and_seed: Mapping[tuple[str, int], MeasuredValues]
     ) -> dict[int, float]:
         """Return the row's values by seed.
 
-        `measured`: values that the jobs measured, by label and seed.
+        `values_by_job_and_seed`: values that the jobs measured, by label and seed.
         """
         if self.job is not None:
             label = self.job.label
             return {
                 seed: figures[self.figure]
-                for (job, seed), figures in measured.items()
+                for (job, seed), figures in values_by_job_and_seed.items()
                 if job == label
             }
         if self.chooses:
-            return self._choose_values(measured)
-        terms = [
-            (weight, table_row.compute_values(measured)) for weight, table_row in self.combines
+            return self._choose_values(values_by_job_and_seed)
+        weighted_values = [
+            (weight, table_row.compute_values(values_by_job_and_seed))
+            for weight, table_row in self.combines
         ]
-        common_seeds = set.intersection(*(set(values) for _, values in terms))
+        common_seeds = set.intersection(*(set(values) for _, values in weighted_values))
         return {
-            seed: sum(weight * values[seed] for weight, values in terms)
+            seed: sum(weight * values[seed] for weight, values in weighted_values)
             for seed in sorted(common_seeds)
         }
 
     def _choose_values(
-        self, measured: Mapping[tuple[str, int], MeasuredValues]
+        self, values_by_job_and_seed: Mapping[tuple[str, int], MeasuredValues]
     ) -> dict[int, float]:
         """Return by seed the value of the candidate that is best on held-out rows.
 
-        `measured`: values that the jobs measured, by label and seed.
+        `values_by_job_and_seed`: values that the jobs measured, by label and seed.
         """
         # Of each candidate: its values, and its values on held-out rows, by seed.
-        values = [table_row.compute_values(measured) for table_row in self.chooses]
+        candidate_values = [
+            table_row.compute_values(values_by_job_and_seed) for table_row in self.chooses
+        ]
         held_out_values = [
-            replace(table_row, figure=self.chosen_by).compute_values(measured)
+            replace(table_row, figure=self.chosen_by).compute_values(values_by_job_and_seed)
             for table_row in self.chooses
         ]
-        candidates = range(len(values))
+        candidates = range(len(candidate_values))
         value_by_seed = {}
-        for seed in sorted(set.intersection(*map(set, values))):
-            best = max(candidates, key=lambda candidate: held_out_values[candidate][seed])
-            value_by_seed[seed] = values[best][seed]
+        for seed in sorted(set.intersection(*map(set, candidate_values))):
+            best_candidate = max(candidates, key=lambda candidate: held_out_values[candidate][seed])
+            value_by_seed[seed] = candidate_values[best_candidate][seed]
         return value_by_seed
 
     @property
@@ -293,8 +304,8 @@ def declare_study(
     table: PaperTable,
     folder: Path,
     *,
-    full: bool = False,
-    minutes: float | None = None,
+    is_full: bool = False,
+    max_minutes: float | None = None,
     clock: Clock = time.monotonic,
 ) -> Study[Measurements]:
     """Return the study that measures a table; the rows of a job that fails stay empty.
@@ -302,27 +313,27 @@ def declare_study(
     Args:
         table: table or figure of a paper.
         folder: folder of the stored values and the report.
-        full: whether all of the paper's table is measured, or its default part.
-        minutes: minutes after which no further job begins; None: no limit.
+        is_full: whether all of the paper's table is measured, or its default part.
+        max_minutes: minutes after which no further job begins; None: no limit.
         clock: function that returns the time in seconds.
 
     Raises ConfigError: the catalogue lacks a data set.
     """
-    extent = table.size(full)
-    name = f"{table.name}-full" if full else table.name
-    command = f"secure-apfed study table {table.name}{' --full' if full else ''}"
+    extent = table.size(is_full)
+    name = f"{table.name}-full" if is_full else table.name
+    command = f"secure-apfed study table {table.name}{' --full' if is_full else ''}"
     unit = f": {table.unit}" if table.unit else ""
 
-    def compare(measured: Measurements) -> list[Part]:
+    def compare(measurements: Measurements) -> list[Part]:
         """Return the one part of the page: table, picture, and notes on what is done and
         left out.
         """
-        rows = [_make_row(table_row, measured.values, table) for table_row in extent.rows]
+        rows = [_make_row(table_row, measurements.values, table) for table_row in extent.rows]
         picture = _draw_table(folder / f"{name}.png", table, rows)
-        all_jobs = extent.seeds * len(extent.jobs)
-        done = f"{len(measured.values)} of {all_jobs} jobs are done."
-        notes = [f"{table.source}. {command}{unit}. {table.reading}", done]
-        if table.leaves_out and not full:
+        measurement_count = extent.seeds * len(extent.jobs)
+        progress_note = f"{len(measurements.values)} of {measurement_count} jobs are done."
+        notes = [f"{table.source}. {command}{unit}. {table.reading}", progress_note]
+        if table.leaves_out and not is_full:
             notes.append(f"Left out, and run by --full: {table.leaves_out}.")
         return [Part(name=name, table=make_table(table, rows), pictures=[picture], notes=notes)]
 
@@ -330,7 +341,9 @@ def declare_study(
         title=table.title,
         reading="",
         folder=folder,
-        measure=partial(_measure_jobs, extent, folder / "jobs", minutes=minutes, clock=clock),
+        measure=partial(
+            _measure_jobs, extent, folder / "jobs", max_minutes=max_minutes, clock=clock
+        ),
         compare=compare,
         unit="jobs",
     )
@@ -340,7 +353,7 @@ def _measure_jobs(
     extent: TableExtent,
     folder: Path,
     *,
-    minutes: float | None,
+    max_minutes: float | None,
     clock: Clock,
     jobs: int,
     on_done: OnDone,
@@ -350,27 +363,31 @@ def _measure_jobs(
     Args:
         extent: rows whose jobs are measured, and the number of seeds.
         folder: folder with one file for each job and seed; what is stored is only read.
-        minutes: minutes after which no further measurement begins; None: no limit.
+        max_minutes: minutes after which no further measurement begins; None: no limit.
         clock: function that returns the time in seconds.
         jobs: number of measurements at a time.
         on_done: function that is called after each measurement.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    deadline = math.inf if minutes is None else clock() + 60 * minutes
-    all_jobs = {(job.label, seed): job for seed in range(extent.seeds) for job in extent.jobs}
-    files = {(label, seed): folder / f"{label}-seed{seed}.json" for label, seed in all_jobs}
+    deadline = math.inf if max_minutes is None else clock() + 60 * max_minutes
+    job_by_key = {(job.label, seed): job for seed in range(extent.seeds) for job in extent.jobs}
+    path_by_key = {(label, seed): folder / f"{label}-seed{seed}.json" for label, seed in job_by_key}
 
     def list_tasks() -> Iterator[tuple[str, Callable[[], MeasuredValues | Failure]]]:
         """Yield a name and a function for each measurement that is stored or begins in time."""
-        for (label, seed), path in files.items():
+        for (label, seed), path in path_by_key.items():
             if path.is_file() or clock() < deadline:
-                measure = partial(all_jobs[label, seed].load_or_measure, seed, path)
+                measure = partial(job_by_key[label, seed].load_or_measure, seed, path)
                 yield path.stem, partial(catch_failure, path.stem, measure)
 
-    results = run_tasks(list_tasks(), len(all_jobs), jobs=jobs, on_done=on_done)
+    result_by_name = run_tasks(list_tasks(), len(job_by_key), jobs=jobs, on_done=on_done)
     # Measurements that did not begin in time have no result.
-    result_by_key = {key: results[path.stem] for key, path in files.items() if path.stem in results}
-    return Found(
+    result_by_key = {
+        key: result_by_name[path.stem]
+        for key, path in path_by_key.items()
+        if path.stem in result_by_name
+    }
+    return StudyValues(
         {key: result for key, result in result_by_key.items() if not isinstance(result, Failure)},
         [result for result in result_by_key.values() if isinstance(result, Failure)],
     )
@@ -382,58 +399,69 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
     `rows`: rows that `_make_row` makes. A value that was not measured is an empty cell; one that
     the paper lacks is "-".
     """
-    form = table.form
+    number_format = table.form
 
     def format_mean(mean_and_sd: tuple[float, float | None]) -> str:
         """Return a mean, with its standard deviation if it has one."""
-        mean, sd = mean_and_sd
-        return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
+        mean, standard_deviation = mean_and_sd
+        return (
+            f"{mean:{number_format}}"
+            if standard_deviation is None
+            else f"{mean:{number_format}} ± {standard_deviation:{number_format}}"
+        )
 
     def format_range(ends: tuple[float, float]) -> str:
         """Return the ends of an interval."""
         low, high = ends
-        return f"{low:{form}} to {high:{form}}"
+        return f"{low:{number_format}} to {high:{number_format}}"
 
-    cells = [Column(name=name, title=name) for name in (rows[0]["table_row"].cells if rows else ())]
+    cell_columns = [
+        Column(name=name, title=name) for name in (rows[0]["table_row"].cells if rows else ())
+    ]
     # Columns of numbers for programs; people see the formatted ones below.
-    exported = make_hidden_columns(
+    hidden_columns = make_hidden_columns(
         "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
     )
-    shown = (
+    visible_columns = (
         make_visible_column("here", "here", format_mean),
         make_visible_column("limits", "95 % interval", format_range),
         make_visible_column("seeds", "seeds", lambda count: str(count or "")),
-        make_visible_column("printed", "paper", format_mean, missing="-"),
-        make_visible_column("difference", "difference", make_form(f"+{form}")),
-        make_visible_column("in_sd", "in combined sd", make_form("+.1f")),
+        make_visible_column("printed", "paper", format_mean, missing_text="-"),
+        make_visible_column("difference", "difference", make_formatter(f"+{number_format}")),
+        make_visible_column("in_sd", "in combined sd", make_formatter("+.1f")),
     )
-    return Table((*cells, *exported, *shown), rows, table.title)
+    return Table((*cell_columns, *hidden_columns, *visible_columns), rows, table.title)
 
 
 def _make_row(
-    table_row: TableRow, measured: Mapping[tuple[str, int], MeasuredValues], table: PaperTable
+    table_row: TableRow,
+    values_by_job_and_seed: Mapping[tuple[str, int], MeasuredValues],
+    table: PaperTable,
 ) -> Row:
     """Return one row with its values by column; None: not measured, or by too few seeds.
 
-    `measured`: values of the jobs by label and seed. In the columns, `sd` is the standard deviation
-    over the seeds, and `difference` is ours minus the paper's. `in_sd` is the difference divided by
-    the combined standard deviation sqrt(ours^2 + paper's^2). `limits` are `low` and `high` clipped
-    to the unit's possible values.
+    `values_by_job_and_seed`: values of the jobs by label and seed. In the columns,
+    `standard_deviation` is the standard deviation over the seeds, and `difference` is ours minus
+    the paper's. `difference_in_deviations` is the difference divided by the combined standard
+    deviation sqrt(ours^2 + paper's^2). `limits` are `low` and `high` clipped to the unit's possible
+    values.
     """
-    values_by_seed = table_row.compute_values(measured)
-    paper = table_row.paper
+    values_by_seed = table_row.compute_values(values_by_job_and_seed)
+    paper_value = table_row.paper
     values = list(values_by_seed.values())
-    interval = Interval.from_values(values, shared=table.shared) if values else None
-    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    difference = in_sd = None
-    if interval is not None and paper is not None:
-        difference = interval.mean - paper.mean
-        if sd is not None and paper.sd is not None:
-            combined_sd = math.hypot(sd, paper.sd)
-            in_sd = difference / combined_sd if combined_sd else None
+    interval = Interval.from_values(values, seed_correlation=table.shared) if values else None
+    standard_deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    difference = difference_in_deviations = None
+    if interval is not None and paper_value is not None:
+        difference = interval.mean - paper_value.mean
+        if standard_deviation is not None and paper_value.sd is not None:
+            combined_deviation = math.hypot(standard_deviation, paper_value.sd)
+            difference_in_deviations = (
+                difference / combined_deviation if combined_deviation else None
+            )
     # One seed has no interval.
     low = high = limits = None
-    if interval is not None and sd is not None:
+    if interval is not None and standard_deviation is not None:
         low = interval.low
         high = interval.high
         limits = _clip_limits((low, high), table, is_difference=table_row.is_difference)
@@ -444,16 +472,16 @@ def _make_row(
         "interval": interval,
         "seeds": len(values),
         "mean": None if interval is None else interval.mean,
-        "sd": sd,
+        "sd": standard_deviation,
         "low": low,
         "high": high,
-        "paper": None if paper is None else paper.mean,
-        "paper_sd": None if paper is None else paper.sd,
+        "paper": None if paper_value is None else paper_value.mean,
+        "paper_sd": None if paper_value is None else paper_value.sd,
         "difference": difference,
-        "in_sd": in_sd,
+        "in_sd": difference_in_deviations,
         "limits": limits,
-        "here": None if interval is None else (interval.mean, sd),
-        "printed": None if paper is None else (paper.mean, paper.sd),
+        "here": None if interval is None else (interval.mean, standard_deviation),
+        "printed": None if paper_value is None else (paper_value.mean, paper_value.sd),
     }
 
 
@@ -466,27 +494,33 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
     """
     drawn_rows = [row for row in rows if row["table_row"].series]
     titles = dict.fromkeys(title for row in drawn_rows for title in row["table_row"].panels)
-    panels = {
+    rows_by_panel = {
         title: [row for row in drawn_rows if title in row["table_row"].panels] for title in titles
     }
-    down = math.ceil(len(panels) / _PANELS_ACROSS)  # number of panels from top to bottom
-    across = math.ceil(len(panels) / down)
-    most_rows = max(map(len, panels.values()))
+    vertical_count = math.ceil(
+        len(rows_by_panel) / _MAX_PANELS_ACROSS
+    )  # number of panels from top to bottom
+    horizontal_count = math.ceil(len(rows_by_panel) / vertical_count)
+    most_rows = max(map(len, rows_by_panel.values()))
     panel_height = 3.4 if table.axis else 1.0 + 0.27 * most_rows  # inches
     # Curves of one unit share their vertical axis, so that panels can be compared.
-    share_axis = bool(table.axis and table.unit)
-    with open_figure(path, (max(6.5, 4.6 * across), 0.7 + panel_height * down)) as figure:
-        grid = figure.subplots(down, across, squeeze=False, sharey=share_axis)
-        for axes in grid.flat[len(panels) :]:
+    has_shared_axis = bool(table.axis and table.unit)
+    with open_figure(
+        path, (max(6.5, 4.6 * horizontal_count), 0.7 + panel_height * vertical_count)
+    ) as figure:
+        grid = figure.subplots(
+            vertical_count, horizontal_count, squeeze=False, sharey=has_shared_axis
+        )
+        for axes in grid.flat[len(rows_by_panel) :]:
             axes.remove()
-        for axes, (title, panel_rows) in zip(grid.flat, panels.items(), strict=False):
+        for axes, (title, panel_rows) in zip(grid.flat, rows_by_panel.items(), strict=False):
             axes.set_title(title)
             if table.axis:
                 _draw_curves(axes, panel_rows, table)
             else:
                 _draw_dots(axes, panel_rows, table)
                 axes.set_xlabel(table.unit)
-            if share_axis:
+            if has_shared_axis:
                 axes.label_outer()
         # Each label stands in the legend once.
         handles = {
@@ -502,7 +536,7 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
     return Picture(path=path, title=table.title, caption=caption)
 
 
-def _largest_value(table: PaperTable) -> float:
+def _find_largest_value(table: PaperTable) -> float:
     """Return the largest value that the table's unit allows: 100 for per cent, else infinity."""
     return 100.0 if "%" in table.unit or "per cent" in table.unit else math.inf
 
@@ -516,7 +550,7 @@ def _clip_limits(
     (`is_difference`). Other units have no limits.
     """
     low, high = ends
-    highest = _largest_value(table)
+    highest = _find_largest_value(table)
     lowest = -highest if is_difference or math.isinf(highest) else 0.0
     return max(low, lowest), min(high, highest)
 
@@ -526,17 +560,21 @@ def _draw_dots(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
 
     `rows`: rows of one panel, made by `_make_row`.
     """
-    look_here: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
-    look_paper: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
+    own_style: dict[str, Any] = {"fmt": "o", "color": OUR_COLOUR, "label": "here, 95 % interval"}
+    paper_style: dict[str, Any] = {
+        "fmt": "D",
+        "color": OTHER_COLOUR,
+        "label": "paper, standard deviation",
+    }
     for height, row in enumerate(rows):
-        for interval, offset, look in (
+        for interval, offset, style in (
             # Offsets are in rows: ours above the middle of the row, the paper's below.
-            (row["interval"], 0.12, look_here),
-            (_make_paper_interval(row), -0.18, {**look_paper, "markerfacecolor": "white"}),
+            (row["interval"], 0.12, own_style),
+            (_make_paper_interval(row), -0.18, {**paper_style, "markerfacecolor": "white"}),
         ):
             if interval is not None:
-                bars = interval.compute_error_bars(maximum=_largest_value(table))
-                axes.errorbar(interval.mean, offset - height, xerr=bars, capsize=2.5, **look)
+                bars = interval.compute_error_bars(maximum=_find_largest_value(table))
+                axes.errorbar(interval.mean, offset - height, xerr=bars, capsize=2.5, **style)
     name_rows(axes, [row["table_row"].series for row in rows])
     axes.set_ylim(-len(rows) + 0.4, 0.6)
 
@@ -547,20 +585,24 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
     `rows`: rows of one panel, made by `_make_row`. Ticks stand at the rows' positions. If all
     means are at least 0, the axis ends just below 0, also where an interval reaches further.
     """
-    series: dict[str, list[Row]] = {}
+    rows_by_curve: dict[str, list[Row]] = {}
     for row in rows:
-        series.setdefault(row["table_row"].series, []).append(row)
+        rows_by_curve.setdefault(row["table_row"].series, []).append(row)
     ticks = sorted({row["table_row"].at for row in rows})
     # Curves are shifted to both sides of the tick; an axis with one tick has length 1.
-    step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
-    for index, (name, rows) in enumerate(series.items()):
+    shift_step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
+    for index, (name, rows) in enumerate(rows_by_curve.items()):
         colour = COLOURS[index % len(COLOURS)]
-        shift = step * (index - (len(series) - 1) / 2)
-        look_here: dict[str, Any] = {"fmt": "o-", "label": name}
-        look_paper: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
-        for intervals, look in (
-            ([row["interval"] for row in rows], look_here),
-            ([_make_paper_interval(row) for row in rows], look_paper),
+        shift = shift_step * (index - (len(rows_by_curve) - 1) / 2)
+        own_style: dict[str, Any] = {"marker_and_line": "o-", "label": name}
+        paper_style: dict[str, Any] = {
+            "marker_and_line": "D:",
+            "label": f"{name}, paper",
+            "mfc": "white",
+        }
+        for intervals, style in (
+            ([row["interval"] for row in rows], own_style),
+            ([_make_paper_interval(row) for row in rows], paper_style),
         ):
             points = [
                 (row["table_row"].at + shift, interval)
@@ -568,16 +610,16 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
                 if interval is not None
             ]
             if points:
-                places, intervals_drawn = zip(*points, strict=True)
-                highest = _largest_value(table)
-                draw_line(
+                x_positions, intervals_drawn = zip(*points, strict=True)
+                highest = _find_largest_value(table)
+                draw_intervals(
                     axes,
-                    places,
+                    x_positions,
                     intervals_drawn,
                     color=colour,
                     markersize=5,
                     maximum=highest,
-                    **look,
+                    **style,
                 )
     axes.set(xlabel=table.axis, ylabel=table.unit)
     axes.set_xticks(ticks, [table.ticks.get(tick, f"{tick:g}") for tick in ticks])
