@@ -189,7 +189,7 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     config = load_config(file.config)
     sealed_path = file.folder / SEALED_PROJECT
     data = load_party_data(file, config, determine_role(file, config))
-    own_shape = TableShape() if data is None else describe_table(data, columns=False)
+    own_shape = TableShape() if data is None else describe_table(data, shows_column_names=False)
     shapes: dict[str, TableShape] = {}
     if sealed_path.exists():
         project = SignedFile.from_file(sealed_path).open_document(SealedProject, sealed_path)

@@ -508,12 +508,12 @@ class Checks:
         A peer that does not listen yet is a note. Any other failure sets `code`. Links that cannot
         be dialled outside of a run yield nothing.
         """
-        from secure_apfed.organisations.party import LINKS
+        from secure_apfed.organisations.party import ROUTES_BY_LINK
 
         file = self.file
-        if file.link not in LINKS:
+        if file.link not in ROUTES_BY_LINK:
             return
-        link = LINKS[file.link](file, self.identity, self.identities)
+        link = ROUTES_BY_LINK[file.link](file, self.identity, self.identities)
         for name in file.peers:
             state: State = "optional"
             if not link.needs_dialling(name):

@@ -115,7 +115,7 @@ def new(
 ) -> None:
     """Propose a run; send the resulting file to all other parties."""
     from secure_apfed.config.file import load_config
-    from secure_apfed.organisations.project import PROPOSAL, propose_project
+    from secure_apfed.organisations.project import PROPOSAL_FILE, propose_project
 
     engine = _parse_engine(over)
     config = load_config(config_file, overrides=overrides or (), own=True)
@@ -128,8 +128,8 @@ def new(
         config,
         party,
         party_folder,
-        certificates=certificates,
-        columns=show_columns,
+        certificate_folder=certificates,
+        shows_column_names=show_columns,
         relay_by=relay_by,
         relay=relay_address,
         addresses=_parse_pairs("--at", at or ()),
@@ -142,7 +142,7 @@ def new(
     if not as_json:
         others = ", ".join(name for name in proposal.roles if name != party)
         typer.echo(
-            f"\nSend {party_folder / PROPOSAL} to {others}; each joins it, and sends back an "
+            f"\nSend {party_folder / PROPOSAL_FILE} to {others}; each joins it, and sends back an "
             "answer."
         )
 
@@ -215,8 +215,8 @@ def join(
             file,
             party,
             party_folder,
-            columns=show_columns,
-            certificates=certificates,
+            shows_column_names=show_columns,
+            certificate_folder=certificates,
             table={key: value for key, value in table_options.items() if value is not None},
             colluding_groups=_parse_groups(allow_together or ()),
             settings=own_settings or (),
@@ -230,8 +230,8 @@ def join(
     except DataError as error:
         raise DataError(_reword_for_joining(str(error))) from error
     if not as_json:
-        answer = party_folder / project.ANSWER.format(party)
-        settings = party_folder / project.RUN
+        answer = party_folder / project.ANSWER_FILE.format(party)
+        settings = party_folder / project.RUN_FILE
         typer.echo(f"\nTo take part, send {answer} to {proposal.party}. Settings: {settings}.")
 
 

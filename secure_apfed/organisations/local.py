@@ -78,43 +78,43 @@ from secure_apfed.runs.past_sessions import load_logged_sessions
 from secure_apfed.runs.run import LinkType
 from secure_apfed.settings.data import TABLES
 
-RELAY = "relay"  # its name in the certificate, and its folder's name
-_PROGRAM = (sys.executable, "-m", "secure_apfed.cli")
+RELAY_NAME = "relay"  # its name in the certificate, and its folder's name
+_PROGRAM_WORDS = (sys.executable, "-m", "secure_apfed.cli")
 _LOOPBACK = "127.0.0.1"
-_PORTS = range(20_000, 32_000)
+_PORT_RANGE = range(20_000, 32_000)
 _PORT_BLOCKS = 40  # disjoint sets of ports, of which a process prefers one
-_CA = Path("ca.pem")
-_CERTIFICATE = Path("certificate.pem")
-_KEY = Path("key.pem")
-_GONE_S = 3.0  # a process on this machine that is unreachable for this long has ended
-_START_S = 60.0
-_PROGRESS = TypeAdapter(Progress)
+_CA_FILE = Path("ca.pem")
+_CERTIFICATE_FILE = Path("certificate.pem")
+_KEY_FILE = Path("key.pem")
+_UNREACHABLE_S = 3.0  # a process on this machine that is unreachable for this long has ended
+_RELAY_START_S = 60.0
+_PROGRESS_PARSER = TypeAdapter(Progress)
 _OnEvent: TypeAlias = Callable[[Mapping[str, Any]], None]
-_LOOK_S = 0.05
-_GRACE_S = 10.0  # for a process to end after it was asked to, or after its part is over
-_TIMEOUTS = 8
+_POLL_INTERVAL_S = 0.05
+_END_GRACE_S = 10.0  # for a process to end after it was asked to, or after its part is over
+_PATIENCE_UNITS_UNTIL_NOTICED = 8
 """Units of patience after which a party is certain to have noticed that another is gone."""
-_MAX_LINE = 2**20
-_MEET_S = 60.0  # at least: a process takes longer to start than to answer
-_READING_S = 86_400.0
+_MAX_LINE_BYTES = 2**20
+_MIN_MEETING_S = 60.0  # at least: a process takes longer to start than to answer
+_TABLE_READING_S = 86_400.0
 """Seconds in which all parties must have read their own large tables; then they connect."""
-_PARTY = "party.yaml"
-_SHARED = "shared.yaml"
+_PARTY_FILE_NAME = "party.yaml"
+_SHARED_SETTINGS_FILE = "shared.yaml"
 """Settings without the names of code, where the run's own name some."""
-_TABLE = "table.safetensors"
-_LOG = "log.txt"
-_OWN_FAULTS = (2, 3)  # exit codes for errors in the party's own settings and data
+_TABLE_FILE = "table.safetensors"
+_LOG_FILE_NAME = "log.txt"
+_OWN_FAULT_EXIT_CODES = (2, 3)  # exit codes for errors in the party's own settings and data
 # Kinds of errors that a party reports when another party, or a person, caused its end.
-_FOLLOWING_ERRORS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")
-_CONVERTED = frozenset({"method", "privacy", "contributions", "promises", "stated"})
+_SECONDARY_ERROR_KINDS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")
+_CONVERTED_FIELDS = frozenset({"method", "privacy", "contributions", "promises", "stated"})
 """Fields of a result that its file holds in another form."""
-_RECORDED = tuple(
+_UNCONVERTED_FIELDS = tuple(
     each.name
     for each in fields(RunResult)
-    if each.name in Outcome.model_fields and each.name not in _CONVERTED
+    if each.name in Outcome.model_fields and each.name not in _CONVERTED_FIELDS
 )
 """Fields of a result that its file holds as they are."""
-_ERRORS: tuple[type[Exception], ...] = (
+_REPORTABLE_ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError,
     CheckpointError,
     ConfigError,
@@ -135,18 +135,20 @@ def find_free_addresses(count: int) -> list[str]:
     Raises ConfigError: fewer ports are free.
     """
     addresses: list[str] = []
-    preferred = _PORTS[os.getpid() % _PORT_BLOCKS :: _PORT_BLOCKS]
+    preferred_ports = _PORT_RANGE[os.getpid() % _PORT_BLOCKS :: _PORT_BLOCKS]
     generator = secrets.SystemRandom()
-    candidates = (
-        port for ports in (preferred, _PORTS) for port in generator.sample(ports, len(ports))
+    candidate_ports = (
+        port
+        for ports in (preferred_ports, _PORT_RANGE)
+        for port in generator.sample(ports, len(ports))
     )
     with contextlib.ExitStack() as stack:  # keeps each port in use until all are found
         while len(addresses) < count:
-            port = next(candidates, None)
+            port = next(candidate_ports, None)
             if port is None:
                 raise ConfigError(
-                    f"of ports {_PORTS[0]} to {_PORTS[-1]} of {_LOOPBACK} {len(addresses)} are "
-                    f"free and {count} needed; end who listens there"
+                    f"of ports {_PORT_RANGE[0]} to {_PORT_RANGE[-1]} of {_LOOPBACK} "
+                    f"{len(addresses)} are free and {count} needed; end who listens there"
                 )
             with contextlib.suppress(OSError):  # the port is in use
                 stack.enter_context(socket.create_server((_LOOPBACK, port)))
@@ -155,83 +157,85 @@ def find_free_addresses(count: int) -> list[str]:
 
 
 def make_link_settings(
-    link_type: LinkType, folders: Mapping[str, Path]
+    link_type: LinkType, folder_by_party: Mapping[str, Path]
 ) -> dict[str, dict[str, Any]]:
     """Return, by party, the link settings of its file; for TLS, write certificates and keys.
 
     The certificate authority's key is discarded, so that nobody can sign further certificates.
 
     `link_type`: the type of connections: "tcp", "grpc", "relay" (gRPC through a relay) or
-    "nvflare". `folders`: by party, its folder.
+    "nvflare". `folder_by_party`: by party, its folder.
     """
     if link_type == "tcp":
-        return {name: {"link": link_type, "reconnect_s": _GONE_S} for name in folders}
+        return {
+            name: {"link": link_type, "reconnect_s": _UNREACHABLE_S} for name in folder_by_party
+        }
     if link_type == "nvflare":
-        return {name: {"link": link_type} for name in folders}
+        return {name: {"link": link_type} for name in folder_by_party}
     from secure_apfed.exchange.certificates import make_authority
 
     authority = make_authority("secure-apfed trial")
     settings: dict[str, Any] = {
         "link": "grpc",
-        "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
+        "tls": Tls(ca=_CA_FILE, certificate=_CERTIFICATE_FILE, key=_KEY_FILE),
     }
-    certified_folders = dict(folders)
+    folder_by_certified_name = dict(folder_by_party)
     if link_type == "relay":
-        parties_folder = next(iter(folders.values())).parent
-        certified_folders[RELAY] = own_subfolder(parties_folder.parent / RELAY)
-        make_private(certified_folders[RELAY])
+        parties_folder = next(iter(folder_by_party.values())).parent
+        folder_by_certified_name[RELAY_NAME] = own_subfolder(parties_folder.parent / RELAY_NAME)
+        make_private(folder_by_certified_name[RELAY_NAME])
         (settings["relay"],) = find_free_addresses(1)
-    for name, folder in certified_folders.items():
+    for name, folder in folder_by_certified_name.items():
         credentials = authority.issue_certificate(name)
-        write_atomically(folder / _CA, credentials.ca)
-        write_atomically(folder / _CERTIFICATE, credentials.certificate)
-        write_atomically(folder / _KEY, credentials.key, private=True)
-    return dict.fromkeys(folders, settings)
+        write_atomically(folder / _CA_FILE, credentials.ca)
+        write_atomically(folder / _CERTIFICATE_FILE, credentials.certificate)
+        write_atomically(folder / _KEY_FILE, credentials.key, private=True)
+    return dict.fromkeys(folder_by_party, settings)
 
 
-def make_relay_command(files: Iterable[Path]) -> tuple[str, ...]:
+def make_relay_command(settings_files: Iterable[Path]) -> tuple[str, ...]:
     """Return the command-line words after `secure-apfed` that run the relay of these parties.
 
-    The result is () if they use no relay. `files`: the parties' settings files, which all name the
-    same relay.
+    The result is () if they use no relay. `settings_files`: the parties' settings files, which all
+    name the same relay.
     """
-    first_file = next(iter(files))
+    first_file = next(iter(settings_files))
     address = PartyFile.from_file(first_file).relay
     if address is None:
         return ()
     # The file is RUN/parties/PARTY/party.yaml, and the relay's folder RUN/relay.
-    folder = first_file.parent.parent.parent / RELAY
+    folder = first_file.parent.parent.parent / RELAY_NAME
     words = ["relay", "--listen", address]
-    for file in (_CA, _CERTIFICATE, _KEY):
+    for file in (_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE):
         words += [f"--{file.stem}", str(folder / file)]
     return tuple(words)
 
 
 @contextmanager
-def run_relay(files: Iterable[Path]) -> Iterator[None]:
+def run_relay(settings_files: Iterable[Path]) -> Iterator[None]:
     """Run the relay of these parties, if they use one, in a process during the `with` block.
 
-    `files`: the parties' settings files, which name the relay's address.
+    `settings_files`: the parties' settings files, which name the relay's address.
 
     Raises ConfigError: the relay did not start.
     """
-    words = make_relay_command(files)
+    words = make_relay_command(settings_files)
     if not words:
         yield
         return
     address = words[words.index("--listen") + 1]
-    command = [*_PROGRAM, *words, "--end-with-stdin", "--json"]
+    command = [*_PROGRAM_WORDS, *words, "--end-with-stdin", "--json"]
     with subprocess.Popen(  # noqa: S603 - this very program
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as process:
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + _RELAY_START_S
         try:
             while not _is_listening(address):
                 if time.monotonic() > deadline or process.poll() is not None:
                     raise ConfigError(
                         f"the relay did not start at {address}; its messages are above"
                     )
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_INTERVAL_S)
             yield
         finally:
             process.terminate()
@@ -284,20 +288,20 @@ def run_locally(
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
-    run = RunFolder(folder)
-    with run.open_for_run(config, resume=resume):
-        active_folder = PartyFolder(run.get_party_path(config.data.active_name))
+    run_folder = RunFolder(folder)
+    with run_folder.open_for_run(config, resume=resume):
+        active_folder = PartyFolder(run_folder.get_party_path(config.data.active_name))
         if resume:
-            _refuse_another_run(config, run)
+            _refuse_another_run(config, run_folder)
         is_finished = resume and active_folder.result.exists()
         if not is_finished:
             data = data or _load_unless_mapped(config)
-            files = prepare_parties(
+            settings_file_by_party = prepare_parties(
                 config,
                 folder,
                 data=data,
                 timeout_s=timeout_s,
-                meet_s=_READING_S if data is None else _MEET_S,
+                meet_s=_TABLE_READING_S if data is None else _MIN_MEETING_S,
                 resume=resume,
                 link_type=link_type,
             )
@@ -310,8 +314,8 @@ def run_locally(
                 _report_event, on_progress=on_progress, on_status=on_status, on_work=on_work
             )
             with (
-                run_relay(files.values()),
-                _start_processes(files, options, report_event) as processes,
+                run_relay(settings_file_by_party.values()),
+                _start_processes(settings_file_by_party, options, report_event) as processes,
             ):
                 _wait_for_processes(processes, active_folder, timeout_s, config)
             failure = _find_failure(processes)
@@ -322,7 +326,7 @@ def run_locally(
                     f"nothing to do: the run is finished, but not at all parties:\n{failure}",
                     stacklevel=2,
                 )
-        return _gather_results(config, run, active_folder)
+        return _gather_results(config, run_folder, active_folder)
 
 
 def _report_event(
@@ -345,7 +349,7 @@ def _report_event(
         on_status(Status.model_validate(fields))
     progress = event.get("progress")
     if progress:
-        on_progress(_PROGRESS.validate_python(progress))
+        on_progress(_PROGRESS_PARSER.validate_python(progress))
 
 
 def _load_unless_mapped(config: Config) -> VerticalData | None:
@@ -359,19 +363,22 @@ def _load_unless_mapped(config: Config) -> VerticalData | None:
     return load_data(config.data, seed=config.seed)
 
 
-def _refuse_another_run(config: Config, run: RunFolder) -> None:
+def _refuse_another_run(config: Config, run_folder: RunFolder) -> None:
     """Raise CheckpointError if the run in the folder cannot be resumed with these settings.
 
     Either one process simulated all its parties, or it had other settings.
     """
-    if run.recordings.list_steps():
+    if run_folder.recordings.list_steps():
         raise CheckpointError(
-            f"resume with --transport memory: {run.path} holds a run that one process played"
+            f"resume with --transport memory: {run_folder.path} holds a run that one process played"
         )
     # Settings that may change when a run is resumed are left out of the digest.
-    if run.config.exists() and config_digest(run.load_config()) != config_digest(config):
+    if run_folder.config.exists() and config_digest(run_folder.load_config()) != config_digest(
+        config
+    ):
         raise CheckpointError(
-            f"resume with its config.yaml: {run.path} belongs to a run with another configuration"
+            f"resume with its config.yaml: {run_folder.path} belongs to a run with another "
+            "configuration"
         )
 
 
@@ -381,7 +388,7 @@ def prepare_parties(
     *,
     data: VerticalData | None = None,
     timeout_s: float = 60.0,
-    meet_s: float = _MEET_S,
+    meet_s: float = _MIN_MEETING_S,
     resume: bool = False,
     link_type: LinkType = "tcp",
 ) -> dict[str, Path]:
@@ -403,68 +410,92 @@ def prepare_parties(
     """
     if data is None and config.data.dataset != TABLES:
         data = load_data(config.data, seed=config.seed)
-    if data is None:  # each party reads its own file when it starts
-        active, *others = party_names(config.data)
-        passives = tuple(others)
-    else:
-        data.compare_ids(make_id_rules(config.alignment).normalise_text)
-        active = data.active.name
-        passives = tuple(table.name for table in data.passives)
+    active, passives = _name_table_parties(config, data)
     names = tuple(assign_roles(METHODS[config.method.name], config, active, passives))
-    run = RunFolder(folder)
-    write_atomically(run.config, dump_settings(config).encode())
-    shared, code = split_user_functions(config, active, passives)
-    shared_path = run.config
-    refuse_user_functions(shared, source="the file that the run's processes share")
-    if shared != config:  # the shared file leaves out names of code, which is each party's own
-        shared_path = run.path / _SHARED
-        write_atomically(shared_path, dump_settings(shared).encode())
-    peers = _prepare_peers(run, names, link_type)
-    link_settings = make_link_settings(
-        link_type, {name: run.get_party_path(name) for name in names}
+    run_folder = RunFolder(folder)
+    _, user_functions_by_party = split_user_functions(config, active, passives)
+    shared_path = _write_shared_settings(config, run_folder, active, passives)
+    peer_by_name = _prepare_peers(run_folder, names, link_type)
+    link_settings_by_party = make_link_settings(
+        link_type, {name: run_folder.get_party_path(name) for name in names}
     )
-    file_by_party = {}
+    settings_path_by_party = {}
     for name in names:
-        table = run.get_party_path(name) / _TABLE
+        table_path = run_folder.get_party_path(name) / _TABLE_FILE
         party_data = None if data is None else data.select_party(name)
-        if party_data is not None and not (resume and table.exists()):
-            write_atomically(table, pack_own(party_data), private=True)
+        if party_data is not None and not (resume and table_path.exists()):
+            write_atomically(table_path, pack_own(party_data), private=True)
         settings = PartyFile(
             party=name,
             active=active,
             passives=passives,
             config=Path("..", "..", shared_path.name),
-            listen=peers[name].address,
-            peers={peer: peers[peer] for peer in names if peer != name},
-            table=None if party_data is None else Path(_TABLE),
+            listen=peer_by_name[name].address,
+            peers={peer: peer_by_name[peer] for peer in names if peer != name},
+            table=None if party_data is None else Path(_TABLE_FILE),
             allow_reading_all=config.settings_of(name).allow_reading_all,
-            code=code.get(name, UserFunctionSettings()),
+            code=user_functions_by_party.get(name, UserFunctionSettings()),
             code_folder=Path.cwd(),
             timeout_s=timeout_s,
             meet_s=max(meet_s, timeout_s),
-            **link_settings[name],
+            **link_settings_by_party[name],
         )
-        file_by_party[name] = run.get_party_path(name) / _PARTY
-        write_atomically(file_by_party[name], dump_settings(settings).encode())
-    return file_by_party
+        settings_path_by_party[name] = run_folder.get_party_path(name) / _PARTY_FILE_NAME
+        write_atomically(settings_path_by_party[name], dump_settings(settings).encode())
+    return settings_path_by_party
 
 
-def _prepare_peers(run: RunFolder, names: Sequence[str], link_type: LinkType) -> dict[str, Peer]:
+def _name_table_parties(config: Config, data: VerticalData | None) -> tuple[str, tuple[str, ...]]:
+    """Return the name of the active and those of the passives, all of which have tables.
+
+    `data`: all parties' tables, whose IDs must have common ones; None: each party reads its own
+    table when it starts, and the settings name the parties.
+    """
+    if data is None:
+        active, *passives = party_names(config.data)
+        return active, tuple(passives)
+    data.compare_ids(make_id_rules(config.alignment).normalise_text)
+    return data.active.name, tuple(table.name for table in data.passives)
+
+
+def _write_shared_settings(
+    config: Config, run_folder: RunFolder, active: str, passives: tuple[str, ...]
+) -> Path:
+    """Write the run's settings into its folder; return the path of the file that parties share.
+
+    User functions are each party's own. If the settings name some, the shared file is a second one,
+    which leaves them out.
+
+    `active`, `passives`: names of the parties that have tables.
+    """
+    write_atomically(run_folder.config, dump_settings(config).encode())
+    shared_config, _ = split_user_functions(config, active, passives)
+    refuse_user_functions(shared_config, source="the file that the run's processes share")
+    if shared_config == config:
+        return run_folder.config
+    shared_path = run_folder.path / _SHARED_SETTINGS_FILE
+    write_atomically(shared_path, dump_settings(shared_config).encode())
+    return shared_path
+
+
+def _prepare_peers(
+    run_folder: RunFolder, names: Sequence[str], link_type: LinkType
+) -> dict[str, Peer]:
     """Create the parties' folders and keys; return the address and public key of each, by name.
 
     Over a relay or NVFlare parties have no addresses.
 
-    `run`: folder of the run. `names`: the parties. `link_type`: type of their connections.
+    `run_folder`: folder of the run. `names`: the parties. `link_type`: type of their connections.
     """
     addresses: Sequence[str | None] = find_free_addresses(len(names))
     if link_type in ("relay", "nvflare"):
         addresses = [None] * len(names)
-    peers = {}
+    peer_by_name = {}
     for name, address in zip(names, addresses, strict=True):
-        make_private(own_subfolder(run.get_party_path(name)))
-        identity = PartyFolder(run.get_party_path(name)).load_identity().public.hex()
-        peers[name] = Peer(address=address, identity=identity)
-    return peers
+        make_private(own_subfolder(run_folder.get_party_path(name)))
+        identity = PartyFolder(run_folder.get_party_path(name)).load_identity().public.hex()
+        peer_by_name[name] = Peer(address=address, identity=identity)
+    return peer_by_name
 
 
 class _Process:
@@ -501,7 +532,7 @@ class _Process:
         if self.process.stdin:
             self.process.stdin.close()
         self.process.wait()
-        self._reader.join(_GRACE_S)
+        self._reader.join(_END_GRACE_S)
 
     def _parse_events(self) -> None:
         """Read events from the process's output until it ends, and remember its last error.
@@ -510,7 +541,7 @@ class _Process:
         """
         assert self.process.stdout
         with self.process.stdout as lines:
-            while line := lines.readline(_MAX_LINE):
+            while line := lines.readline(_MAX_LINE_BYTES):
                 with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line)
                     if not isinstance(event, dict):
@@ -521,22 +552,24 @@ class _Process:
 
 @contextmanager
 def _start_processes(
-    files: Mapping[str, Path], options: Sequence[str], on_event: _OnEvent
+    settings_file_by_party: Mapping[str, Path], option_words: Sequence[str], on_event: _OnEvent
 ) -> Iterator[Sequence[_Process]]:
     """Start one process for each party; end all of them after the `with` block.
 
     The processes share the machine's cores, unless the environment sets their number of threads.
 
-    `files`: by party, its settings file. `options`: further words of the command. `on_event`:
-    called with each event of each process.
+    `settings_file_by_party`: by party, its settings file. `option_words`: further words of the
+    command. `on_event`: called with each event of each process.
     """
     processes: list[_Process] = []
-    default_threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
+    default_threads = {
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // len(settings_file_by_party)))
+    }
     try:
-        for name, file in files.items():
-            command = [*_PROGRAM, "party", "--config", str(file), "--json-events"]
-            command += ["--end-with-stdin", "--no-report", *options]
-            with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
+        for name, file in settings_file_by_party.items():
+            command = [*_PROGRAM_WORDS, "party", "--config", str(file), "--json-events"]
+            command += ["--end-with-stdin", "--no-report", *option_words]
+            with os.fdopen(open_regular(file.parent / _LOG_FILE_NAME, create=True), "ab") as log:
                 process = subprocess.Popen(  # noqa: S603 - this very program
                     command,
                     stdin=subprocess.PIPE,
@@ -555,7 +588,7 @@ def _end_processes(processes: Sequence[_Process]) -> None:
     running = [process for process in processes if process.exit_code is None]
     for process in running:
         process.process.terminate()
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + _END_GRACE_S
     for process in running:
         try:
             process.process.wait(max(0.0, deadline - time.monotonic()))
@@ -580,23 +613,23 @@ def _wait_for_processes(
     """
     active = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not active]
-    patience_s = _TIMEOUTS * timeout_s
-    if not _wait_for_active(active, others, active_folder, patience_s=patience_s + _GRACE_S):
+    patience_s = _PATIENCE_UNITS_UNTIL_NOTICED * timeout_s
+    if not _wait_for_active(active, others, active_folder, patience_s=patience_s + _END_GRACE_S):
         return
     # The others only have to receive the end, or to notice that the active is gone.
-    deadline = time.monotonic() + (_GRACE_S if active.exit_code == 0 else patience_s)
-    end_files = {
+    deadline = time.monotonic() + (_END_GRACE_S if active.exit_code == 0 else patience_s)
+    end_file_by_party = {
         other.name: PartyFolder(active_folder.path.with_name(other.name)).party_end
         for other in others
     }
 
     def is_awaited(other: _Process) -> bool:
         """Return whether a party still runs, and either is in time or attacks its own messages."""
-        is_attacking = bool(config.attacks) and end_files[other.name].exists()
+        is_attacking = bool(config.attacks) and end_file_by_party[other.name].exists()
         return other.exit_code is None and (time.monotonic() < deadline or is_attacking)
 
     while any(map(is_awaited, others)):
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _wait_for_active(
@@ -614,22 +647,22 @@ def _wait_for_active(
         patience_s: how many seconds the active may wait for parties that have ended.
     """
     signed_at_start = _get_signing_time(active_folder)
-    lost_since: float | None = None  # since when the active waits for parties that have ended
+    lost_since_time: float | None = None  # since when the active waits for parties that have ended
     while active.exit_code is None:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
         has_begun = _get_signing_time(active_folder) != signed_at_start
         exit_codes = [process.exit_code for process in (active, *others)]
-        if not has_begun and any(code in _OWN_FAULTS for code in exit_codes):
+        if not has_begun and any(code in _OWN_FAULT_EXIT_CODES for code in exit_codes):
             return False
         # Without a contract the active needs every party. With a result it waits for no party, but
         # may still measure its local models.
         have_ended = [other.exit_code is not None for other in others]
         is_lost = all(have_ended) if has_begun else any(have_ended)
         if not (others and is_lost) or active_folder.result.exists():
-            lost_since = None
+            lost_since_time = None
             continue
-        lost_since = lost_since or time.monotonic()
-        if time.monotonic() - lost_since > patience_s:
+        lost_since_time = lost_since_time or time.monotonic()
+        if time.monotonic() - lost_since_time > patience_s:
             return False
     return True
 
@@ -648,31 +681,40 @@ def _find_failure(processes: Sequence[_Process]) -> Exception | None:
 
     `processes`: processes of all parties, which have ended.
     """
-    failed = [process for process in processes if process.exit_code != 0]
-    if not failed:
+    failed_processes = [process for process in processes if process.exit_code != 0]
+    if not failed_processes:
         return None
-    originators = [
-        process for process in failed if process.reported_error.get("kind") not in _FOLLOWING_ERRORS
+    independent_failures = [
+        process
+        for process in failed_processes
+        if process.reported_error.get("kind") not in _SECONDARY_ERROR_KINDS
     ]
     # The first party that reported an error which no other party caused.
-    origin = next((process for process in originators if process.reported_error), None)
+    first_reporter = next(
+        (process for process in independent_failures if process.reported_error), None
+    )
     # The text begins with this party; then come parties that failed without a report, other
     # reports, and last the parties that only heard of a failure and stopped.
-    followers = [
+    stopped_processes = [
         process
-        for process in failed
+        for process in failed_processes
         if process.reported_error.get("kind") == RunStoppedError.__name__
     ]
-    causes = [process for process in failed if process not in followers] or followers
-    causes.sort(key=lambda process: (process is not origin, bool(process.reported_error)))
-    lines = [f"{process.name}: {_describe_failure(process)}" for process in causes]
-    if causes is not followers and followers:
+    described_processes = [
+        process for process in failed_processes if process not in stopped_processes
+    ] or stopped_processes
+    described_processes.sort(
+        key=lambda process: (process is not first_reporter, bool(process.reported_error))
+    )
+    lines = [f"{process.name}: {_describe_failure(process)}" for process in described_processes]
+    if described_processes is not stopped_processes and stopped_processes:
         lines.append(
-            f"{' and '.join(process.name for process in followers)} heard of it, and stopped"
+            f"{' and '.join(process.name for process in stopped_processes)} heard of it, and "
+            "stopped"
         )
-    error_classes = {error_class.__name__: error_class for error_class in _ERRORS}
-    kind = origin.reported_error.get("kind", "") if origin else ""
-    return error_classes.get(kind, PartyLeftError)("\n".join(lines))
+    error_class_by_name = {error_class.__name__: error_class for error_class in _REPORTABLE_ERRORS}
+    error_kind = first_reporter.reported_error.get("kind", "") if first_reporter else ""
+    return error_class_by_name.get(error_kind, PartyLeftError)("\n".join(lines))
 
 
 def _describe_failure(process: _Process) -> str:
@@ -682,30 +724,32 @@ def _describe_failure(process: _Process) -> str:
     exit_code = process.exit_code or 0
     if exit_code < 0:  # ended by the signal with this number
         return f"its process was ended by {signal.Signals(-exit_code).name}"
-    return f"its process ended with code {exit_code}; its {_LOG} says more"
+    return f"its process ended with code {exit_code}; its {_LOG_FILE_NAME} says more"
 
 
-def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) -> RunResult:
+def _gather_results(config: Config, run_folder: RunFolder, active_folder: RunFolder) -> RunResult:
     """Write the run's result into its folder, and return it.
 
     The active's files are copied. Bytes on the links and privacy costs are combined from what each
     party wrote into its own folder.
 
-    `run`: the run's folder. `active_folder`: the active's folder in it.
+    `run_folder`: the run's folder. `active_folder`: the active's folder in it.
     """
-    _copy_active_files(run, active_folder)
-    parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    outcome = _combine_outcomes(config, run, parties, active_folder)
+    _copy_active_files(run_folder, active_folder)
+    party_folders = [
+        PartyFolder(path) for path in sorted(run_folder.parties.iterdir()) if path.is_dir()
+    ]
+    outcome = _combine_outcomes(config, run_folder, party_folders, active_folder)
     card = load_json(active_folder.model_card, dict[str, Any], file_format=MODEL_CARD)
     privacy = outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     card["promises"] = [promise.model_dump() for promise in outcome.promises]
-    run.write_json(run.model_card, card)
-    write_outcome(run, outcome)
+    run_folder.write_json(run_folder.model_card, card)
+    write_outcome(run_folder, outcome)
     return RunResult(
         method=config.method.name,
-        **{name: getattr(outcome, name) for name in _RECORDED},
-        privacy=load_outcome(run).privacy.to_spent(),
+        **{name: getattr(outcome, name) for name in _UNCONVERTED_FIELDS},
+        privacy=load_outcome(run_folder).privacy.to_spent(),
         contributions={
             name: account.model_dump(mode="python")
             for name, account in outcome.contributions.items()
@@ -714,11 +758,11 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
         stated={
             name: statement.model_dump(mode="python") for name, statement in outcome.stated.items()
         },
-        folder=run.path,
+        folder=run_folder.path,
     )
 
 
-def _copy_active_files(run: RunFolder, active_folder: RunFolder) -> None:
+def _copy_active_files(run_folder: RunFolder, active_folder: RunFolder) -> None:
     """Copy the files that the active wrote, such as model and metrics, into the run's folder."""
     for name in (
         "contract",
@@ -734,42 +778,46 @@ def _copy_active_files(run: RunFolder, active_folder: RunFolder) -> None:
     ):
         source: Path = getattr(active_folder, name)
         if source.exists():
-            shutil.copyfile(source, getattr(run, name))
+            shutil.copyfile(source, getattr(run_folder, name))
 
 
 def _combine_outcomes(
-    config: Config, run: RunFolder, parties: Sequence[PartyFolder], active_folder: RunFolder
+    config: Config,
+    run_folder: RunFolder,
+    party_folders: Sequence[PartyFolder],
+    active_folder: RunFolder,
 ) -> Outcome:
     """Return the active's outcome with the messages and privacy costs of all parties.
 
     The messages' number and size are also written into the run's folder.
 
-    `run`: the run's folder. `parties`: the folders of all parties. `active_folder`: the active's.
+    `run_folder`: the run's folder. `party_folders`: the folders of all parties. `active_folder`:
+    the active's.
     """
     party_ends = [
         load_json(party.party_end, PartyEnd)
-        for party in parties
+        for party in party_folders
         if party.path != active_folder.path and party.party_end.exists()
     ]
     # Each party's sent messages only: what it received, another party sent.
-    flows = [flow for party in parties for flow in _list_sent_flows(party)]
-    run.write_json(run.message_flows, flows)
+    message_flows = [flow for party in party_folders for flow in _list_sent_flows(party)]
+    run_folder.write_json(run_folder.message_flows, message_flows)
     active_outcome = load_json(active_folder.result, Outcome, file_format=RUN_RESULT)
     # Each party's own privacy cost, if it ended; else the cost that it reported to the active.
-    contributions = {
+    contribution_costs_by_party = {
         end.party: end.contributions for end in party_ends if end.contributions is not None
     }
-    combined = {
-        "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
-        "privacy": _pick_worst_account(
+    combined_fields = {
+        "wire_bytes": sum(flow["wire_bytes"] for flow in message_flows),
+        "privacy": _pick_highest_privacy_cost(
             active_outcome.privacy, [end.privacy for end in party_ends if end.privacy]
         ),
-        "contributions": {**active_outcome.contributions, **contributions},
+        "contributions": {**active_outcome.contributions, **contribution_costs_by_party},
     }
-    outcome = active_outcome.model_copy(update=combined)
-    promises = promises_in(config, outcome)
-    promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
-    return outcome.model_copy(update={"promises": promised})
+    outcome = active_outcome.model_copy(update=combined_fields)
+    guarantees = promises_in(config, outcome)
+    stored_guarantees = tuple(Promised.model_validate(promise.as_json()) for promise in guarantees)
+    return outcome.model_copy(update={"promises": stored_guarantees})
 
 
 def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
@@ -786,17 +834,17 @@ def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
     ]
 
 
-def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
+def _pick_highest_privacy_cost(active_cost: Privacy, other_costs: Sequence[Privacy]) -> Privacy:
     """Return the privacy cost of the run: the highest epsilon of representations of all parties.
 
     Epsilons of labels and model are the active's, since only the active has labels and a model.
 
-    `active`: the active's privacy cost. `others`: the privacy costs of the other parties.
+    `active_cost`: the active's privacy cost. `other_costs`: the privacy costs of the other parties.
     """
-    worst = max(others, key=lambda account: account.epsilon_x, default=None)
-    if worst is None or active.epsilon_x > worst.epsilon_x:
-        return active
-    label_costs = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}
+    highest_other_cost = max(other_costs, key=lambda account: account.epsilon_x, default=None)
+    if highest_other_cost is None or active_cost.epsilon_x > highest_other_cost.epsilon_x:
+        return active_cost
+    label_costs = {"epsilon_y": active_cost.epsilon_y, "epsilon_model": active_cost.epsilon_model}
     # The first line of the active's trace says that it sends no representations.
-    trace = (*worst.trace, *active.trace[1:])
-    return worst.model_copy(update={**label_costs, "trace": trace})
+    trace = (*highest_other_cost.trace, *active_cost.trace[1:])
+    return highest_other_cost.model_copy(update={**label_costs, "trace": trace})

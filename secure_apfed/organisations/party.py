@@ -86,11 +86,11 @@ def _check_address(text: str) -> str:
 
 
 PARTY_FILE = "party.yaml"
-ANSWERED = "answer-{}.json"
+ANSWER_FILE = "answer-{}.json"
 """Name of the file in a party's folder with its answer to a proposed project; "{}": the party."""
-_NOTHING = "nothing to do: "
-_MIN_A_DAY = 100  # answers, if the party's file sets no limit
-_DAYS_OF_A_TABLE = 10  # in which as many answers as people are allowed, likewise
+_NOTHING_TO_DO = "nothing to do: "
+_MIN_DEFAULT_LIMIT = 100  # answers, if the party's file sets no limit
+_DAYS_TO_ANSWER_A_TABLE = 10  # in which as many answers as people are allowed, likewise
 Place: TypeAlias = Annotated[str, AfterValidator(_check_address)]
 
 
@@ -155,16 +155,16 @@ class ServeSettings(Settings):
     lookups_a_day: int | None = Field(None, ge=1)
     epsilon: float | None = Field(None, gt=0)
 
-    def limits_for(self, people: int) -> "ServeSettings":
+    def limits_for(self, person_count: int) -> "ServeSettings":
         """Return the settings with each missing limit set to its default.
 
-        `people`: how many people may be asked about, from which the defaults follow.
+        `person_count`: how many people may be asked about, from which the defaults follow.
         """
-        a_day = max(_MIN_A_DAY, people // _DAYS_OF_A_TABLE)
+        a_day = max(_MIN_DEFAULT_LIMIT, person_count // _DAYS_TO_ANSWER_A_TABLE)
         return self.model_copy(
             update={
                 "a_day": self.a_day or a_day,
-                "in_all": self.in_all or max(_MIN_A_DAY, people),
+                "in_all": self.in_all or max(_MIN_DEFAULT_LIMIT, person_count),
                 "lookups_a_day": self.lookups_a_day or a_day,
             }
         )
@@ -185,7 +185,7 @@ class OwnLimits(Settings):
     maxima: dict[str, Limit] = {}
 
     @classmethod
-    def from_early_file(cls, path: Path) -> "OwnLimits":
+    def from_incomplete_file(cls, path: Path) -> "OwnLimits":
         """Return the limits in a party's settings file, which may not be complete yet, or missing.
 
         A party may write its limits before it joins a project, which adds the other settings.
@@ -194,10 +194,14 @@ class OwnLimits(Settings):
         if path.exists():
             content, _ = parse_yaml(load_text(path), str(path))
         settings = content if isinstance(content, dict) else {}
-        limits = {key: settings[key] for key in cls.model_fields if key in settings}
-        return load_settings_text(cls, format_yaml(limits or {"minima": {}}), source=str(path))
+        limit_fields = {key: settings[key] for key in cls.model_fields if key in settings}
+        # Parsed as a file of limits alone, so that errors name the file; no file may be empty.
+        limits_text = format_yaml(limit_fields or {"minima": {}})
+        return load_settings_text(cls, limits_text, source=str(path))
 
-    def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
+    def require_protection(
+        self, config: Config, *, party: str, path: Path, settings_owner: str
+    ) -> None:
         """Raise ConfigError if settings of a run protect less than these limits allow.
 
         The error names all such settings.
@@ -206,7 +210,7 @@ class OwnLimits(Settings):
             config: the run's settings.
             party: name of the party that sets the limits, for the error.
             path: the file of the limits, for the error.
-            ask: the party that may change the run's settings, for the error.
+            settings_owner: the party that may change the run's settings, for the error.
         """
         require_limits(
             config,
@@ -215,17 +219,17 @@ class OwnLimits(Settings):
             known=list_protections(),
             party=party,
             file=str(path),
-            ask=ask,
+            ask=settings_owner,
         )
 
 
 @cache
 def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
     """Return, by dotted path, whether and how each possible setting of a run affects protection."""
-    types = dict(find_key_types(Config))
+    mark_by_setting = dict(find_key_types(Config))
     for method in METHODS.values():
-        types |= find_key_types(method.settings, "method.")
-    return types
+        mark_by_setting |= find_key_types(method.settings, "method.")
+    return mark_by_setting
 
 
 class PartyFile(OwnLimits):
@@ -297,18 +301,20 @@ class PartyFile(OwnLimits):
         Raises ConfigError: the file is missing or malformed.
         """
         file = load_settings_text(cls, load_text(path), source=str(path), own=True)
-        base = path.parent
-        table = None if file.table is None else base / file.table
-        paths = {
-            "config": base / file.config,
-            "folder": base / file.folder,
+        base_folder = path.parent
+        table = None if file.table is None else base_folder / file.table
+        resolved_paths = {
+            "config": base_folder / file.config,
+            "folder": base_folder / file.folder,
             "table": table,
-            "code_folder": base / file.code_folder,
+            "code_folder": base_folder / file.code_folder,
         }
         if file.serve.table is not None:
-            serve = file.serve.model_copy(update={"table": base / file.serve.table})
+            serve = file.serve.model_copy(update={"table": base_folder / file.serve.table})
             file = file.model_copy(update={"serve": serve})
-        return file.model_copy(update={**paths, "tls": file.tls and file.tls.resolve_paths(base)})
+        return file.model_copy(
+            update={**resolved_paths, "tls": file.tls and file.tls.resolve_paths(base_folder)}
+        )
 
 
 Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed], Transport]
@@ -318,7 +324,7 @@ Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed]
 def connect_peers(
     file: PartyFile,
     identity: Identity,
-    known: Mapping[str, bytes],
+    identity_by_party: Mapping[str, bytes],
     on_missing: Missed = lambda missing: None,
 ) -> Transport:
     """Connect to all peers by the type of link that the party's settings file names.
@@ -326,43 +332,45 @@ def connect_peers(
     Args:
         file: the party's settings file.
         identity: the party's key pair.
-        known: public identities of all parties, by name.
+        identity_by_party: public identities of all parties, by name.
         on_missing: called repeatedly with the missing peers and the reason for each.
 
     Raises:
         ConfigError: the file names the link "nvflare", which only a job of NVFlare makes.
         PartyLeftError: a peer did not connect in time.
     """
-    if file.link not in LINKS:
+    if file.link not in ROUTES_BY_LINK:
         raise ConfigError(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
             "submit the job (docs/nvflare.md), or name another link"
         )
-    return LINKS[file.link](file, identity, known).meet_peers(on_missing)
+    return ROUTES_BY_LINK[file.link](file, identity, identity_by_party).meet_peers(on_missing)
 
 
 class _TcpRoutes:
     """The connections of a party to its peers over TCP: it dials some, and the others dial it.
 
     Attributes:
-        file: the party's settings file.
+        settings_file: the party's settings file.
         me: the party's own keys and the public keys of its peers.
         certificate: SHA-256 of its TLS certificate, hex; empty without TLS.
     """
 
     certificate = ""
 
-    def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, file: PartyFile, identity: Identity, identity_by_party: Mapping[str, bytes]
+    ) -> None:
         """Prepare connections without making one.
 
-        `file`: the party's settings file. `identity`: its key pair. `known`: public identities of
-        all parties, by name.
+        `file`: the party's settings file. `identity`: its key pair. `identity_by_party`: public
+        identities of all parties, by name.
         """
-        self.file = file
+        self.settings_file = file
         self.me = LocalEnd(
             name=file.party,
             identity=identity,
-            known={name: key for name, key in known.items() if name != file.party},
+            known={name: key for name, key in identity_by_party.items() if name != file.party},
             certificate=self.certificate,
             revoked=self.load_revocations,
         )
@@ -377,10 +385,10 @@ class _TcpRoutes:
         with ExitStack() as stack:  # closes the port if an error occurs before the transport exists
             connectors = self.make_connectors(stack)
             return LinkTransport.meet_peers(
-                self.file.party,
+                self.settings_file.party,
                 connectors,
-                patience_s=self.file.reconnect_s,
-                meet_s=self.file.meet_s,
+                patience_s=self.settings_file.reconnect_s,
+                meet_s=self.settings_file.meet_s,
                 end=stack.pop_all().close,  # from here on the transport closes the port
                 on_missing=on_missing,
             )
@@ -390,14 +398,18 @@ class _TcpRoutes:
 
         `stack`: receives a callback that stops listening.
         """
-        dialled = [peer for peer in self.file.peers if self.needs_dialling(peer)]
-        connectors = {peer: partial(self.dial_and_prove, peer) for peer in dialled}
-        awaited = tuple(peer for peer in self.file.peers if peer not in connectors)
-        if awaited:
-            acceptor = self.make_acceptor(awaited)
+        dialled_peers = [peer for peer in self.settings_file.peers if self.needs_dialling(peer)]
+        connector_by_peer = {peer: partial(self.dial_and_prove, peer) for peer in dialled_peers}
+        awaited_peers = tuple(
+            peer for peer in self.settings_file.peers if peer not in connector_by_peer
+        )
+        if awaited_peers:
+            acceptor = self.make_acceptor(awaited_peers)
             stack.callback(self.start_listening(acceptor))
-            connectors |= {peer: partial(acceptor.take_connection, peer) for peer in awaited}
-        return {**connectors}
+            connector_by_peer |= {
+                peer: partial(acceptor.take_connection, peer) for peer in awaited_peers
+            }
+        return {**connector_by_peer}
 
     def needs_dialling(self, peer: str) -> bool:
         """Return whether this party dials a peer, instead of waiting for its connection.
@@ -407,14 +419,14 @@ class _TcpRoutes:
 
         Raises ConfigError: neither of the two listens.
         """
-        party = self.file.party
-        has_address = self.file.peers[peer].address is not None
-        if not has_address and self.file.listen is None:
+        party = self.settings_file.party
+        has_address = self.settings_file.peers[peer].address is not None
+        if not has_address and self.settings_file.listen is None:
             raise ConfigError(
                 f"{party} has no `listen`, and {peer} no address: one of the two must be reached; "
                 "give one of them, or `relay: host:port` in the files of all"
             )
-        return has_address and (self.file.listen is None or peer < party)
+        return has_address and (self.settings_file.listen is None or peer < party)
 
     def dial_and_prove(self, peer: str) -> Connection:
         """Dial a peer; return the encrypted connection, once both ends proved their identities.
@@ -438,7 +450,7 @@ class _TcpRoutes:
 
     def parse_peer_address(self, peer: str) -> Address:
         """Return host and port of a peer that listens, from the party's settings file."""
-        address = self.file.peers[peer].address
+        address = self.settings_file.peers[peer].address
         assert address is not None
         return parse_address(address)
 
@@ -453,32 +465,34 @@ class _TcpRoutes:
                 f"start {peer}, or correct its address"
             ) from error
 
-    def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
+    def make_acceptor(self, awaited_peers: tuple[str, ...]) -> PeerAcceptor:
         """Return the object that accepts connections of peers that dial this party.
 
-        `awaited`: names of these peers.
+        `awaited_peers`: names of these peers.
         """
         me = self.me.name
-        absence = (
-            f"it did not come to {me} within {self.file.meet_s:g} s; start it, correct the "
-            f"address of {me} in its file, or raise meet_s in the file of {me} if it was still "
+        absence_text = (
+            f"it did not come to {me} within {self.settings_file.meet_s:g} s; start it, correct "
+            f"the address of {me} in its file, or raise meet_s in the file of {me} if it was still "
             "reading its table"
         )
-        return PeerAcceptor(self.me, awaited, absent=absence)
+        return PeerAcceptor(self.me, awaited_peers, absent=absence_text)
 
     def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
         """Listen, and pass each new connection to `acceptor`; return a function that stops this.
 
         Raises ConfigError: the party's address cannot be used.
         """
-        assert self.file.listen is not None
+        assert self.settings_file.listen is not None
         try:
-            return sockets.Port(parse_address(self.file.listen), acceptor.admit_stranger).close
+            return sockets.Port(
+                parse_address(self.settings_file.listen), acceptor.admit_stranger
+            ).close
         except (OSError, UnicodeError) as error:
             cause = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"listen: {self.file.party} cannot listen at {self.file.listen} ({cause}); end "
-                "who does, or name another port there and in the others' files"
+                f"listen: {self.settings_file.party} cannot listen at {self.settings_file.listen} "
+                f"({cause}); end who does, or name another port there and in the others' files"
             ) from error
 
     def load_revocations(self) -> frozenset[str]:
@@ -489,11 +503,13 @@ class _TcpRoutes:
 class _GrpcRoutes(_TcpRoutes):
     """The connections of a party to its peers over gRPC with TLS, directly or through a relay."""
 
-    def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, file: PartyFile, identity: Identity, identity_by_party: Mapping[str, bytes]
+    ) -> None:
         """Import gRPC, and load the TLS credentials.
 
-        `file`: the party's settings file. `identity`: its key pair. `known`: public identities of
-        all parties, by name.
+        `file`: the party's settings file. `identity`: its key pair. `identity_by_party`: public
+        identities of all parties, by name.
 
         Raises ConfigError: gRPC is not installed, or the file's TLS settings cannot be used.
         """
@@ -506,7 +522,7 @@ class _GrpcRoutes(_TcpRoutes):
         self._credentials = self._load_credentials(file)
         if self._credentials is not None:
             self.certificate = self._credentials.digest
-        super().__init__(file, identity, known)
+        super().__init__(file, identity, identity_by_party)
 
     def _load_credentials(self, file: PartyFile) -> "Credentials | None":
         """Return the TLS credentials; None if the file allows plaintext and all is on this machine.
@@ -531,11 +547,11 @@ class _GrpcRoutes(_TcpRoutes):
 
     def needs_dialling(self, peer: str) -> bool:
         """Return whether this party dials a peer; with a relay every party dials the relay."""
-        return self.file.relay is not None or super().needs_dialling(peer)
+        return self.settings_file.relay is not None or super().needs_dialling(peer)
 
     def dial_peer(self, peer: str) -> Carrier:
         """Open a gRPC stream to the peer, or to the relay, if the party uses one."""
-        file = self.file
+        file = self.settings_file
         if file.relay is not None:
             address = parse_address(file.relay)
             certified_name = file.relay_name
@@ -547,16 +563,16 @@ class _GrpcRoutes(_TcpRoutes):
 
     def prepare_connection(self, connection: Carrier, peer: str) -> None:
         """Have the relay, if the party uses one, join this connection to that of the peer."""
-        if self.file.relay is not None:
-            wait_s = min(self._relay.PARTNER_S, self.file.reconnect_s / 3)
+        if self.settings_file.relay is not None:
+            wait_s = min(self._relay.PARTNER_S, self.settings_file.reconnect_s / 3)
             self._relay.enter_room(connection, self.me, peer, wait_s=wait_s)
 
-    def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
+    def make_acceptor(self, awaited_peers: tuple[str, ...]) -> PeerAcceptor:
         """Return the object that accepts connections of peers, whose TLS certificates it checks.
 
-        `awaited`: names of these peers.
+        `awaited_peers`: names of these peers.
         """
-        return PeerAcceptor(self.me, awaited, self._require_certificate)
+        return PeerAcceptor(self.me, awaited_peers, self._require_certificate)
 
     def _require_certificate(self, name: str, certificate: bytes) -> None:
         """Raise RemoteProtocolError unless a caller's certificate belongs to the peer `name`.
@@ -566,14 +582,14 @@ class _GrpcRoutes(_TcpRoutes):
 
         `certificate`: the caller's certificate, in PEM.
         """
-        peer = self.file.peers.get(name)
+        peer = self.settings_file.peers.get(name)
         if self._credentials is not None and peer is not None and not peer.behind_proxy:
             self._certificates.require_caller(name, certificate, self.load_revocations())
 
     def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
         """Listen over gRPC; return a function that stops it."""
-        assert self.file.listen is not None
-        address = parse_address(self.file.listen)
+        assert self.settings_file.listen is not None
+        address = parse_address(self.settings_file.listen)
         return self._grpc.Port(address, self._credentials, acceptor.admit_stranger).close
 
     def load_revocations(self) -> frozenset[str]:
@@ -583,13 +599,13 @@ class _GrpcRoutes(_TcpRoutes):
         """
         try:
             return self._certificates.load_revocations(
-                self.file.tls.revoked if self.file.tls else None
+                self.settings_file.tls.revoked if self.settings_file.tls else None
             )
         except ConfigError as error:
             raise ConnectionError(str(error)) from error
 
 
-LINKS: Mapping[str, type[_TcpRoutes]] = {"tcp": _TcpRoutes, "grpc": _GrpcRoutes}
+ROUTES_BY_LINK: Mapping[str, type[_TcpRoutes]] = {"tcp": _TcpRoutes, "grpc": _GrpcRoutes}
 
 
 @isolate_torch_modes()
@@ -629,52 +645,57 @@ def run_party(
             `secure_apfed.run`.
     """
     file = PartyFile.from_file(path)
-    restarts = 0
+    restart_count = 0
     status = status or StatusTracker()
     result = None
     record = None
-    failure = ""
+    failure_text = ""
     with status:
         while record is None:
-            resumes = resume and not restarts  # a restarted session resumes without being asked
+            # A restarted session resumes without being asked.
+            should_resume = resume and not restart_count
             with join_session(
-                file, resume=resumes, wrap_transport=wrap_transport, status=status, connect=connect
-            ) as connected:
-                restarts_left = connected.own.config.rules.restarts - restarts
+                file,
+                resume=should_resume,
+                wrap_transport=wrap_transport,
+                status=status,
+                connect=connect,
+            ) as connected_party:
+                restarts_left = connected_party.context.config.rules.restarts - restart_count
                 try:
                     result = _run_session(
-                        connected,
+                        connected_party,
                         file,
                         on_progress,
                         status,
-                        restarts=restarts_left,
+                        restarts_left=restarts_left,
                         on_common=on_common,
                     )
-                    record = connected.record
+                    record = connected_party.record
                 except PartyLeftError as error:
                     if not restarts_left or is_final_stop(error):
                         raise
-                    failure = str(error)
+                    failure_text = str(error)
             if record is None:
-                restarts += 1
-                restart = f"{file.party} begins session {restarts + 1} by itself"
-                on_restart(f"{_NOTHING}{restart}; {_describe_cause(failure)}")
+                restart_count += 1
+                restart_text = f"{file.party} begins session {restart_count + 1} by itself"
+                on_restart(f"{_NOTHING_TO_DO}{restart_text}; {_describe_cause(failure_text)}")
     on_record(record)
     return result
 
 
 def _describe_cause(failure: str) -> str:
     """Return an error's text without its advice to restart, since the party restarts by itself."""
-    return failure.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
+    return failure.removeprefix(_NOTHING_TO_DO).replace(f"; {ALL_AGAIN}", "")
 
 
 def _run_session(
-    connected: "ConnectedParty",
+    connected_party: "ConnectedParty",
     file: PartyFile,
     on_progress: Callable[[Progress], None],
     status: StatusTracker,
     *,
-    restarts: int,
+    restarts_left: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult | None:
     """Run one session to its end; return the result at the active, else None.
@@ -682,21 +703,23 @@ def _run_session(
     A party other than the active then writes settings and message counts into its folder.
 
     Args:
-        connected: the party and its links.
+        connected_party: the party and its links.
         file: the party's settings file.
         on_progress: called with each `Progress`.
         status: records the state of all links.
         on_common: receives how many of the party's people are common, once rows are aligned.
-        restarts: how many further sessions this party may start by itself.
+        restarts_left: how many further sessions this party may start by itself.
     """
     folder = RunFolder(file.folder)
     options: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
-    if connected.role == "active":
-        script = _run_active(connected, folder, on_progress, restarts=restarts, on_common=on_common)
-        return run_role(script, connected.links, connected.transport, **options)
-    own = connected.own
-    record = connected.record
-    assert isinstance(own.config, Config)
+    if connected_party.role == "active":
+        script = _run_active(
+            connected_party, folder, on_progress, restarts_left=restarts_left, on_common=on_common
+        )
+        return run_role(script, connected_party.links, connected_party.transport, **options)
+    context = connected_party.context
+    record = connected_party.record
+    assert isinstance(context.config, Config)
     common_people = list[CommonPeople]()  # empty, or one entry once the rows are aligned
 
     def note_entry(party_session: PartySession) -> None:
@@ -707,11 +730,15 @@ def _run_session(
             on_common(party_session.common)
 
     helper_script = run_helper(
-        own, connected.links, METHODS[own.config.method.name], connected.role, entered=note_entry
+        context,
+        connected_party.links,
+        METHODS[context.config.method.name],
+        connected_party.role,
+        entered=note_entry,
     )
-    run_role(helper_script, connected.links, connected.transport, **options)
+    run_role(helper_script, connected_party.links, connected_party.transport, **options)
     # At the active these files are written with its results.
-    write_atomically(folder.config, dump_settings(own.config).encode())
+    write_atomically(folder.config, dump_settings(context.config).encode())
     folder.write_json(folder.message_flows, record.flows_as_json)
     if common_people:
         folder.write_json(folder.common_people, [common.model_dump() for common in common_people])
@@ -723,14 +750,14 @@ class ConnectedParty:
     """A party in a session, connected to all peers.
 
     Attributes:
-        own: the party's settings, data, secrets and user-defined code.
+        context: the party's settings, data, secrets and user-defined code.
         role: the party's role in the run.
         links: the party's links to all peers, which encrypt its messages.
         transport: carries the encrypted messages.
         record: the record of the party's messages.
     """
 
-    own: PartyContext
+    context: PartyContext
     role: PartyRole
     links: Links
     transport: Transport
@@ -744,7 +771,7 @@ def connect_with_audit(
     meter: Meter,
     status: StatusTracker,
     connect: Connect,
-    past: PastSessions = NO_EARLIER_SESSIONS,
+    earlier_sessions: PastSessions = NO_EARLIER_SESSIONS,
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
     """Open the party's audit log and connect it to its peers, for a `with` block.
 
@@ -757,18 +784,20 @@ def connect_with_audit(
         meter: computes the privacy cost of what the party sends.
         status: records the state of all links.
         connect: connects to the peers.
-        past: totals of earlier sessions, to which the status adds.
+        earlier_sessions: totals of earlier sessions, to which the status adds.
 
     Raises:
         CheckpointError: a counter or the log is missing or altered.
         PartyLeftError: a peer did not connect in time.
     """
-    known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+    identity_by_party = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
     folder = PartyFolder(file.folder).path
     counters = open_counters(folder, file.party)
-    log = AuditLog(folder / FILE_NAME, file.party, identity, known, meter, counters=counters)
-    with closing(log) as audit:
-        known[file.party] = identity.public
+    log = AuditLog(
+        folder / FILE_NAME, file.party, identity, identity_by_party, meter, counters=counters
+    )
+    with closing(log) as open_log:
+        identity_by_party[file.party] = identity.public
         less_protected = (
             *describe_weakened_settings(load_config(file.config)),
             *describe_shared_organisations(file.folder),
@@ -779,11 +808,11 @@ def connect_with_audit(
             meter,
             meet_s=file.meet_s,
             less_protected=less_protected,
-            past=past.count_bytes(),
+            past=earlier_sessions.count_bytes(),
         )
-        transport = connect(file, identity, known, status.observe_missing)
+        transport = connect(file, identity, identity_by_party, status.observe_missing)
         status.observe_connection(transport.list_broken_links)
-        yield known, audit, transport
+        yield identity_by_party, open_log, transport
 
 
 @contextmanager
@@ -834,13 +863,15 @@ def join_session(
         stack.enter_context(limit_threads_for(config.model, batch_size, row_shapes))
         secrets = store.secrets
         # Peers that restart by themselves are awaited as long as the run's patience allows.
-        restart_s = (rules.patience_s or 0.0) if rules.restarts else 0.0
-        patient_file = file.model_copy(update={"meet_s": max(file.meet_s, restart_s)})
-        past = load_logged_sessions(folder.path / FILE_NAME)
-        known, audit, own_transport = stack.enter_context(
-            connect_with_audit(patient_file, secrets.identity, store.meter, status, connect, past)
+        restart_patience_s = (rules.patience_s or 0.0) if rules.restarts else 0.0
+        patient_file = file.model_copy(update={"meet_s": max(file.meet_s, restart_patience_s)})
+        earlier_sessions = load_logged_sessions(folder.path / FILE_NAME)
+        identity_by_party, audit_log, own_transport = stack.enter_context(
+            connect_with_audit(
+                patient_file, secrets.identity, store.meter, status, connect, earlier_sessions
+            )
         )
-        store.audit = audit
+        store.audit = audit_log
         transport = wrap_transport(own_transport)
         record = OwnRecord(
             file.party,
@@ -849,16 +880,16 @@ def join_session(
             data,
             active=file.active,
             should_store_batches=bool(config.attacks),
-            earlier_sessions=past,
+            earlier_sessions=earlier_sessions,
         )
         yield ConnectedParty(
-            own=PartyContext(
+            context=PartyContext(
                 config=config,
                 name=file.party,
                 active=file.active,
                 passives=file.passives,
                 secrets=secrets,
-                known=known,
+                known=identity_by_party,
                 data_or_none=data,
                 allow_reading_all=file.allow_reading_all,
                 code=UserFunctions.from_settings(file.code, code_folder=file.code_folder),
@@ -869,7 +900,7 @@ def join_session(
                 file.party,
                 list(file.peers),
                 transport.send_frame,
-                observers=(RevocationWatch(file), audit, status, record),
+                observers=(RevocationWatch(file), audit_log, status, record),
             ),
             transport=transport,
             record=record,
@@ -883,25 +914,29 @@ class _ActiveCallbacks(RunCallbacks):
     """
 
     def __init__(
-        self, writer: RunWriter, on_progress: Callable[[Progress], None], connected: ConnectedParty
+        self,
+        writer: RunWriter,
+        on_progress: Callable[[Progress], None],
+        connected_party: ConnectedParty,
     ) -> None:
         """Make the callbacks.
 
-        `writer`: writes the run's files. `on_progress`: called with each `Progress`. `connected`:
-        the active with its links.
+        `writer`: writes the run's files. `on_progress`: called with each `Progress`.
+        `connected_party`: the active with its links.
         """
         super().__init__(writer, on_progress)
-        self._links = connected.links
-        self._transport = connected.transport
-        self._dismissed = set[str]()  # parties that were notified that the session is over for them
+        self._links = connected_party.links
+        self._transport = connected_party.transport
+        # Parties that were notified that the session is over for them.
+        self._dismissed_parties = set[str]()
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
         """Return which absent parties are ready for a new session.
 
         A party that is absent for the first time is notified that this session is over for it.
         """
-        for name in set(absent) - self._dismissed:
-            self._dismissed.add(name)
+        for name in set(absent) - self._dismissed_parties:
+            self._dismissed_parties.add(name)
             self._links.dismiss_peer(
                 name, f"{name} fell silent, and the session went on without it"
             )
@@ -909,43 +944,43 @@ class _ActiveCallbacks(RunCallbacks):
 
 
 async def _run_active(
-    connected: ConnectedParty,
+    connected_party: ConnectedParty,
     folder: RunFolder,
     on_progress: Callable[[Progress], None],
     *,
-    restarts: int,
+    restarts_left: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult:
     """Run the active's side of a session: set-up, training loop and files; return the result.
 
     Args:
-        connected: the active and its links.
+        connected_party: the active and its links.
         folder: the active's folder, for the run's files.
         on_progress: called with each `Progress`.
         on_common: receives how many of the party's people are common, once rows are aligned.
-        restarts: how many further sessions this party may start by itself.
+        restarts_left: how many further sessions this party may start by itself.
     """
-    own = connected.own
-    links = connected.links
-    config = own.config
-    method = METHODS[own.config.method.name]
+    context = connected_party.context
+    links = connected_party.links
+    config = context.config
+    method = METHODS[context.config.method.name]
     assert isinstance(config, Config)
     # The labels to train on may be noisy, if the run protects labels by a mechanism.
-    labels, state = load_training_labels(config, own.data, own.secrets)
-    own = replace(own, data_or_none=labels.build_data())
-    entered, learner = await start_active(own, links, method, session=new_session())
-    connected.record.table_row_by_person = entered.rows
-    if entered.common is not None:
-        on_common(entered.common)
-    outgoing = connected.record.sent_by_me
-    incoming = connected.record.received_by_me
-    session = Session(entered, learner, links, outgoing, headline=method.headline)
-    writer = RunWriter(folder, config, received_transcript=incoming)
+    labels, checkpoint_state = load_training_labels(config, context.data, context.secrets)
+    context = replace(context, data_or_none=labels.build_data())
+    party_session, learner = await start_active(context, links, method, session=new_session())
+    connected_party.record.table_row_by_person = party_session.rows
+    if party_session.common is not None:
+        on_common(party_session.common)
+    sent_messages = connected_party.record.sent_by_me
+    received_messages = connected_party.record.received_by_me
+    session = Session(party_session, learner, links, sent_messages, headline=method.headline)
+    writer = RunWriter(folder, config, received_transcript=received_messages)
     callbacks = RunCallbacks(writer, on_progress)
-    if restarts:
-        callbacks = _ActiveCallbacks(writer, on_progress, connected)
-    callbacks.earlier_sessions = connected.record.earlier_sessions
-    loop = TrainingLoop(session, labels, callbacks, state)
+    if restarts_left:
+        callbacks = _ActiveCallbacks(writer, on_progress, connected_party)
+    callbacks.earlier_sessions = connected_party.record.earlier_sessions
+    loop = TrainingLoop(session, labels, callbacks, checkpoint_state)
     await loop.run()
     return loop.build_result()
 
@@ -956,7 +991,7 @@ def require_own_limits(file: PartyFile, config: Config) -> None:
     The error advises to ask the active, which may change the run's settings.
     """
     file.require_protection(
-        config, party=file.party, path=file.folder / PARTY_FILE, ask=file.active
+        config, party=file.party, path=file.folder / PARTY_FILE, settings_owner=file.active
     )
 
 
@@ -1003,20 +1038,22 @@ def _require_declared_table(file: PartyFile, data: OwnData) -> None:
     Row counts may differ by a factor of two, since tables grow. A party that joined no project, or
     described no table, is not checked.
     """
-    answer = file.folder / ANSWERED.format(file.party)
+    answer_path = file.folder / ANSWER_FILE.format(file.party)
     declaration = None
-    if answer.exists():
-        declaration = load_json(answer, dict[str, Any])["document"]["table"]
+    if answer_path.exists():
+        declaration = load_json(answer_path, dict[str, Any])["document"]["table"]
     if declaration is None:
         return
-    declared = TableShape(**declaration)
-    current = describe_table(data, columns=declared.columns is not None)
-    counts = {"rows", "labelled"}
-    is_same = current.model_dump(exclude=counts) == declared.model_dump(exclude=counts)
-    if is_same and declared.rows / 2 <= current.rows <= declared.rows * 2:
+    declared_shape = TableShape(**declaration)
+    current_shape = describe_table(data, shows_column_names=declared_shape.columns is not None)
+    count_fields = {"rows", "labelled"}
+    is_same = current_shape.model_dump(exclude=count_fields) == declared_shape.model_dump(
+        exclude=count_fields
+    )
+    if is_same and declared_shape.rows / 2 <= current_shape.rows <= declared_shape.rows * 2:
         return
-    declared_columns = set(declared.columns or ())
-    current_columns = set(current.columns or ())
+    declared_columns = set(declared_shape.columns or ())
+    current_columns = set(current_shape.columns or ())
     names_by_change = {
         "missing": declared_columns - current_columns,
         "new": current_columns - declared_columns,
@@ -1027,19 +1064,20 @@ def _require_declared_table(file: PartyFile, data: OwnData) -> None:
         if names
     ]
     raise DataError(
-        f"{file.party} declared another table: {declared.rows:,} rows, {declared.features} "
-        f"features, and here are {current.rows:,} and {current.features} "
+        f"{file.party} declared another table: {declared_shape.rows:,} rows, "
+        f"{declared_shape.features} features, and here are {current_shape.rows:,} and "
+        f"{current_shape.features} "
         f"({'; '.join(changes) or 'or other classes, or columns in another order'}); name the "
         f"right file in {file.config}, or begin a new project"
     )
 
 
-def describe_table(data: OwnData, *, columns: bool) -> TableShape:
+def describe_table(data: OwnData, *, shows_column_names: bool) -> TableShape:
     """Return the facts about a party's table that the other parties of a project may know.
 
     Counts are rounded to two digits.
 
-    `columns`: whether the names of the columns are among the facts.
+    `shows_column_names`: whether the names of the columns are among the facts.
     """
     table = data.table
     encoding = data.table.encoding
@@ -1053,7 +1091,7 @@ def describe_table(data: OwnData, *, columns: bool) -> TableShape:
     return TableShape(
         rows=_round_digits(len(table.ids)),
         features=table.features[0].numel(),
-        columns=names if columns else None,
+        columns=names if shows_column_names else None,
         **label_facts,
     )
 

@@ -53,8 +53,8 @@ from secure_apfed.organisations.engines import (
     check_engine,
     write_engine_files,
 )
+from secure_apfed.organisations.party import ANSWER_FILE as ANSWER_FILE
 from secure_apfed.organisations.party import (
-    ANSWERED,
     PARTY_FILE,
     OwnLimits,
     PartyFile,
@@ -70,26 +70,25 @@ from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder, require_open_p
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
-ANSWER = ANSWERED
-PROPOSAL = "proposal.json"
-RUN = "run.yaml"
-AUTHORITY_KEY = "authority-key.pem"
+PROPOSAL_FILE = "proposal.json"
+RUN_FILE = "run.yaml"
+AUTHORITY_KEY_FILE = "authority-key.pem"
 """Name of the file in the organiser's folder with the key that signs project certificates."""
-_TABLE = "table.safetensors"
-_CA = "ca.pem"
-_CERTIFICATE = "certificate.pem"
-_KEY = "key.pem"
-_RELAY = "relay"
-_PURPOSE = b"project v1"
-_MAX_BYTES = 2**20
+_TABLE_FILE = "table.safetensors"
+_CA_FILE = "ca.pem"
+_CERTIFICATE_FILE = "certificate.pem"
+_KEY_FILE = "key.pem"
+_RELAY_NAME = "relay"
+_SIGNATURE_PURPOSE = b"project v1"
+_MAX_FILE_BYTES = 2**20
 _MAX_KEY_LETTERS = 200
 _HEX_32 = re.compile("[0-9a-f]{64}")
-_UNCHECKED_KEYS = frozenset(
+_KEYS_WITH_LINE_BREAKS = frozenset(
     {"request", "relay_request", "certificate", "ca", "certificates", "answers", "proposal"}
 )
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
-_NOTHING_REVOKED = (
+_EMPTY_REVOCATION_LIST = (
     b"# Certificates (SHA-256 or serial number) and identities that this party refuses, in hex, a "
     b"line each.\n# It is read again whenever it changes: secure-apfed certs revoke ... --list\n"
 )
@@ -106,7 +105,7 @@ _SHARED_DATA_KEYS = (
     "missing",
     "date_formats",
 )
-_LINKS: Mapping[EngineName, str] = {"grpc": "grpc", "nvflare": "nvflare", "flower": "grpc"}
+_LINK_BY_ENGINE: Mapping[EngineName, str] = {"grpc": "grpc", "nvflare": "nvflare", "flower": "grpc"}
 """The link of the parties' files, by engine: Flower starts parties that use links of their own."""
 _DocumentT = TypeVar("_DocumentT", bound="Document")
 
@@ -214,9 +213,9 @@ class Proposal(Document):
         `colluding_groups`: groups of parties, by name, that one organisation may run all the same.
         `remedy`: what the error advises.
         """
-        allowed = [set(group) for group in colluding_groups]
+        allowed_groups = [set(group) for group in colluding_groups]
         for organisation, conflict in self.conflicts:
-            if not any(set(conflict.party_names) <= group for group in allowed):
+            if not any(set(conflict.party_names) <= group for group in allowed_groups):
                 raise ValueError(
                     f"{quote_text(organisation)} would run {' and '.join(conflict.party_names)}, "
                     f"who together {conflict.gained_ability}; {remedy}, or allow it by name, with "
@@ -283,11 +282,11 @@ class Proposal(Document):
         Aggregator and dealer have no rows, so an organisation must be named that runs them.
         """
         names_server = SERVER_NAME in self.run_by and SERVER_NAME not in self.roles
-        named = {self.party, *self.addresses, *self.run_by}
+        named_parties = {self.party, *self.addresses, *self.run_by}
         if self.relay_by is not None:
-            named.add(self.relay_by)
+            named_parties.add(self.relay_by)
         if names_server:
-            named.discard(SERVER_NAME)  # the engine's server is no party
+            named_parties.discard(SERVER_NAME)  # the engine's server is no party
         check_engine(
             self.over,
             parties=self.roles,
@@ -295,7 +294,7 @@ class Proposal(Document):
             has_server_organisation=names_server,
             has_addresses=bool(self.addresses or self.relay),
         )
-        if unknown := sorted(named - set(self.roles)):
+        if unknown := sorted(named_parties - set(self.roles)):
             raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
         for name in self.list_names("aggregator", "dealer"):
             if name not in self.run_by:
@@ -310,19 +309,19 @@ class Proposal(Document):
         """Check that every two parties can reach each other: by their addresses or by a relay."""
         names_by_address = dict[str, str]()
         for name, address in self.addresses.items():
-            if (other := names_by_address.setdefault(address, name)) != name:
+            if (other_party := names_by_address.setdefault(address, name)) != name:
                 raise ValueError(
-                    f"{other} and {name} have one address, {address}; each listens at its own"
+                    f"{other_party} and {name} have one address, {address}; each listens at its own"
                 )
         if (self.relay is None) != (self.relay_by is None) or (self.relay and self.addresses):
             raise ValueError(
                 "a relay has an address and a party that runs it, and no other has any"
             )
-        dialling = [name for name in self.roles if name not in self.addresses]
-        if self.over != "nvflare" and self.relay is None and len(dialling) > 1:
+        parties_without_address = [name for name in self.roles if name not in self.addresses]
+        if self.over != "nvflare" and self.relay is None and len(parties_without_address) > 1:
             raise ValueError(
-                f"{' and '.join(dialling)} have no address, so they do not reach each other: give "
-                "all parties but one an address, or all of them a relay"
+                f"{' and '.join(parties_without_address)} have no address, so they do not reach "
+                "each other: give all parties but one an address, or all of them a relay"
             )
 
 
@@ -364,7 +363,9 @@ class SignedFile(Settings):
     def from_document(cls, identity: Identity, content: Document) -> Self:
         """Sign a document by the key pair of its author, and return the signed file."""
         document = content.model_dump(mode="json")
-        signature = identity.sign(_PURPOSE, content.kind.encode(), _encode_canonical(document))
+        signature = identity.sign(
+            _SIGNATURE_PURPOSE, content.kind.encode(), _encode_canonical(document)
+        )
         return cls(document=document, signature=signature.hex())
 
     @classmethod
@@ -376,7 +377,7 @@ class SignedFile(Settings):
         if not path.exists():
             raise DataError(f"there is no file {path}; correct its path, or --folder")
         try:
-            if load_bytes(path, maximum=_MAX_BYTES)[:2] == b"PK":
+            if load_bytes(path, maximum=_MAX_FILE_BYTES)[:2] == b"PK":
                 raise DataError(f"{path} is an archive; unpack it, and name the file in it")
             return load_json(path, cls)
         except CheckpointError as error:
@@ -426,7 +427,7 @@ class SignedFile(Settings):
             signature = bytes.fromhex(self.signature)
             signed = (purpose, _encode_canonical(self.document))
             verify_signature(
-                bytes.fromhex(identity), signature, _PURPOSE, *signed, signer="its sender"
+                bytes.fromhex(identity), signature, _SIGNATURE_PURPOSE, *signed, signer="its sender"
             )
         except RemoteProtocolError:
             raise RemoteProtocolError(
@@ -485,27 +486,27 @@ class SealedProject(Document):
         proposal, each with a key of its own.
         """
         proposal = self.proposal_document
-        party_of_key = dict[str, str]()
+        party_by_identity = dict[str, str]()
         if (proposal.party, proposal.identity) != (self.party, self.identity):
             raise ValueError(
                 f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
                 f"as {self.words!r}; who proposes seals: ask {proposal.party} by telephone"
             )
         for name, answer in self.answer_documents.items():
-            other = party_of_key.setdefault(answer.identity, name)
+            other_party = party_by_identity.setdefault(answer.identity, name)
             if answer.party != name or name not in proposal.roles:
                 raise ValueError(f"{name} answers, and asked were {', '.join(proposal.roles)}")
             if answer.proposal != digest_content(self.proposal.document).hex():
                 raise ValueError(
                     f"{name} answered another proposal; send it this one, to join in a new folder"
                 )
-            if other != name:
+            if other_party != name:
                 raise ValueError(
-                    f"{other} and {name} answered with one identity, and nobody is two parties; "
-                    "one of them has to answer from a folder of its own"
+                    f"{other_party} and {name} answered with one identity, and nobody is two "
+                    "parties; one of them has to answer from a folder of its own"
                 )
-        if missing := [name for name in proposal.roles if name not in self.answers]:
-            raise ValueError(f"there is no answer of {', '.join(missing)}; ask for it")
+        if missing_parties := [name for name in proposal.roles if name not in self.answers]:
+            raise ValueError(f"there is no answer of {', '.join(missing_parties)}; ask for it")
         return self
 
 
@@ -522,20 +523,20 @@ def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
         raise ValueError(
             f"expected a file of the kind {expected_kind!r}, got {quote_text(kind, maximum=40)}"
         )
-    theirs = document.get("version")
-    ours = metadata.version("secure-apfed")
-    if not isinstance(theirs, str):
-        raise ValueError(f"version: expected a text, got {quote_text(theirs)}")
-    if check_version(theirs) != ours:
+    file_version = document.get("version")
+    own_version = metadata.version("secure-apfed")
+    if not isinstance(file_version, str):
+        raise ValueError(f"version: expected a text, got {quote_text(file_version)}")
+    if check_version(file_version) != own_version:
         raise ValueError(
-            f"version {theirs} of secure-apfed wrote it, and here is {ours}; all parties of a run "
-            "have one version: agree on it by telephone, install it as docs/keep-running.md says "
-            "under Upgrade, or ask for a file of this one"
+            f"version {file_version} of secure-apfed wrote it, and here is {own_version}; all "
+            "parties of a run have one version: agree on it by telephone, install it as "
+            "docs/keep-running.md says under Upgrade, or ask for a file of this one"
         )
-    if hidden := next(find_unprintable(_drop_pems(document)), None):
+    if unprintable_field := next(find_unprintable(_drop_pems(document)), None):
         raise ValueError(
-            f"{hidden}: holds characters that are not shown, as control characters or line breaks; "
-            "leave them out"
+            f"{unprintable_field}: holds characters that are not shown, as control characters or "
+            "line breaks; leave them out"
         )
 
 
@@ -545,7 +546,7 @@ def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
     They are certificates and requests, whose characters a pattern checks, and the documents within
     a sealed project, which are checked when they are opened.
     """
-    return {key: value for key, value in document.items() if key not in _UNCHECKED_KEYS}
+    return {key: value for key, value in document.items() if key not in _KEYS_WITH_LINE_BREAKS}
 
 
 def _describe_document_fault(error: Exception, expected_kind: str) -> str:
@@ -563,15 +564,17 @@ def list_shared_settings(config: Config) -> dict[str, Any]:
 
     Settings of single parties are left out: of their own tables, machines and folders.
     """
-    shared = _dump_settings(config)
-    shared["data"].pop("folder", None)
+    shared_settings = _dump_settings(config)
+    shared_settings["data"].pop("folder", None)
     if config.data.dataset == TABLES:  # every party has a table of its own
         shared_keys = {*_SHARED_DATA_KEYS}
         if config.data.horizontal or config.data.labels_at:  # several parties number the classes
             shared_keys.add("classes")
-        shared["data"] = {key: value for key, value in shared["data"].items() if key in shared_keys}
-        shared["data"]["parties"] = {name: {} for name in config.data.parties or {}}
-    return shared
+        shared_settings["data"] = {
+            key: value for key, value in shared_settings["data"].items() if key in shared_keys
+        }
+        shared_settings["data"]["parties"] = {name: {} for name in config.data.parties or {}}
+    return shared_settings
 
 
 def _dump_settings(settings: Settings) -> dict[str, Any]:
@@ -580,15 +583,15 @@ def _dump_settings(settings: Settings) -> dict[str, Any]:
     Settings that each party sets for itself are left out, except for a few that a proposal contains
     all the same (`_OWN_KEYS_IN_PROPOSAL`).
     """
-    values = settings.model_dump(mode="json", exclude_unset=True)
+    value_by_name = settings.model_dump(mode="json", exclude_unset=True)
     for name, field in type(settings).model_fields.items():
         if EACH_ALONE in field.metadata and name not in _OWN_KEYS_IN_PROPOSAL:
-            values.pop(name, None)
+            value_by_name.pop(name, None)
             continue
         section = getattr(settings, name)
-        if name in values and isinstance(section, Settings):
-            values[name] = _dump_settings(section)
-    return values
+        if name in value_by_name and isinstance(section, Settings):
+            value_by_name[name] = _dump_settings(section)
+    return value_by_name
 
 
 def propose_project(
@@ -596,10 +599,10 @@ def propose_project(
     party: str,
     folder: Path,
     *,
-    certificates: Path | None = None,
-    columns: bool = False,
+    certificate_folder: Path | None = None,
+    shows_column_names: bool = False,
     show: Show = lambda *_: None,
-    **fields: Any,
+    **proposal_fields: Any,
 ) -> Proposal:
     """Write a proposal, and the organiser's own reply to it, into the organiser's folder.
 
@@ -609,12 +612,13 @@ def propose_project(
         config: the run's settings, with the organiser's own table.
         party: the organiser.
         folder: the organiser's folder, in which there is no project yet.
-        certificates: folder with certificate.pem, key.pem and ca.pem of an organisation that has an
-            authority of its own; None: none.
-        columns: whether the organiser's own reply reveals column names.
+        certificate_folder: folder with certificate.pem, key.pem and ca.pem of an organisation that
+            has an authority of its own; None: none.
+        shows_column_names: whether the organiser's own reply reveals column names.
         show: called before the reply is written, with the proposal, the party's settings and the
             facts about its table that the reply reveals.
-        fields: addresses, relay, relay_by, over, server, run_by and together of the proposal.
+        proposal_fields: addresses, relay, relay_by, over, server, run_by and together of the
+            proposal.
 
     Raises ConfigError: these settings cannot be proposed, or the folder has a project.
     """
@@ -624,16 +628,22 @@ def propose_project(
             party=party,
             identity=identity.public.hex(),
             settings=list_shared_settings(config),
-            **fields,
+            **proposal_fields,
         )
     except ValidationError as error:
         raise ConfigError(f"this cannot be proposed: {_describe_first_error(error)}") from None
     own_settings = config.model_dump(mode="json", exclude_unset=True)
     if config.data.dataset == TABLES:  # an absolute path, valid from any working directory
         own_settings["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
-    signed = SignedFile.from_document(identity, proposal)
+    signed_proposal = SignedFile.from_document(identity, proposal)
     _write_answer(
-        signed, own_settings, party, folder, certificates=certificates, columns=columns, show=show
+        signed_proposal,
+        own_settings,
+        party,
+        folder,
+        certificate_folder=certificate_folder,
+        shows_column_names=shows_column_names,
+        show=show,
     )
     return proposal
 
@@ -644,8 +654,8 @@ def answer_proposal(
     folder: Path,
     *,
     table: Mapping[str, Any] | None = None,
-    certificates: Path | None = None,
-    columns: bool = False,
+    certificate_folder: Path | None = None,
+    shows_column_names: bool = False,
     show: Show = lambda *_: None,
     colluding_groups: Sequence[Sequence[str]] = (),
     settings: Sequence[str] = (),
@@ -659,9 +669,9 @@ def answer_proposal(
         party: the party that replies.
         folder: the party's folder, in which there is no project yet.
         table: settings of its own table, as in `data.parties`; None: it has none.
-        certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
-            has an authority of its own; None: the organiser is asked for a certificate.
-        columns: whether the reply reveals column names.
+        certificate_folder: folder with the certificate.pem, key.pem and ca.pem of an organisation
+            that has an authority of its own; None: the organiser is asked for a certificate.
+        shows_column_names: whether the reply reveals column names.
         show: called before the reply is written, with the proposal, the party's settings and the
             facts about its table that the reply reveals; it may raise an error to cancel.
         colluding_groups: groups of parties that this party lets one organisation run, although the
@@ -673,8 +683,8 @@ def answer_proposal(
             allow, does not name this party, or `settings` concern more than the party's own table.
         RemoteProtocolError: the proposal was altered, or is of another version.
     """
-    signed = SignedFile.from_file(path)
-    proposal = signed.open_document(Proposal, path)
+    signed_proposal = SignedFile.from_file(path)
+    proposal = signed_proposal.open_document(Proposal, path)
     try:
         proposal.require_allowed_groups(
             colluding_groups, f"ask {proposal.party} for another proposal"
@@ -692,30 +702,36 @@ def answer_proposal(
         config = _set_party_settings(config, party, settings)
     own_settings = config.model_dump(mode="json", exclude_unset=True)
     _write_answer(
-        signed, own_settings, party, folder, certificates=certificates, columns=columns, show=show
+        signed_proposal,
+        own_settings,
+        party,
+        folder,
+        certificate_folder=certificate_folder,
+        shows_column_names=shows_column_names,
+        show=show,
     )
     return proposal
 
 
-def _set_party_settings(config: Config, party: str, settings: Sequence[str]) -> Config:
+def _set_party_settings(config: Config, party: str, assignments: Sequence[str]) -> Config:
     """Return the run's settings after further settings of one party's own table.
 
-    `settings`: each as "data.parties.PARTY.key=value".
+    `assignments`: each as "data.parties.PARTY.key=value".
 
     Raises ConfigError: the party has no table, or a setting is not of its table.
     """
     if party not in (config.data.parties or {}):
         raise ConfigError(f"{party} takes part without a table of its own; leave --set out")
-    for setting in settings:
+    for setting in assignments:
         if not setting.strip().startswith(f"data.parties.{party}."):
             raise ConfigError(
                 f"--set {setting}: who joins sets what is of its own table, as "
                 f"data.parties.{party}.numeric=[age]; ask the organiser for another proposal where "
                 "all agree on a setting, and change other settings of your own in "
-                f"{RUN} after joining"
+                f"{RUN_FILE} after joining"
             )
     text = format_yaml(config.model_dump(mode="json", exclude_unset=True))
-    return load_config_text(text, source="the proposal's settings", overrides=settings)
+    return load_config_text(text, source="the proposal's settings", overrides=assignments)
 
 
 def _prepare_folder(folder: Path, party: str) -> Identity:
@@ -738,8 +754,8 @@ def _write_answer(
     party: str,
     folder: Path,
     *,
-    certificates: Path | None,
-    columns: bool,
+    certificate_folder: Path | None,
+    shows_column_names: bool,
     show: Show,
 ) -> None:
     """Write a party's signed reply to a proposal, its private TLS keys and its settings of the run.
@@ -751,67 +767,67 @@ def _write_answer(
         settings: the party's settings of the run.
         party: the party that replies.
         folder: the party's folder, with its key pair of signatures.
-        certificates: folder with certificates of the party's own authority; None: the reply
+        certificate_folder: folder with certificates of the party's own authority; None: the reply
             requests a certificate from the organiser.
-        columns: whether the reply reveals column names.
+        shows_column_names: whether the reply reveals column names.
         show: called with the proposal, the party's settings and the facts about its table that the
             reply reveals.
     """
     identity = PartyFolder(folder).load_identity()
-    fields, private_keys = _make_tls_fields(proposal, party, certificates)
-    config = load_config_text(format_yaml(settings), source=str(folder / RUN))
+    answer_fields, private_key_by_file = _make_tls_fields(proposal, party, certificate_folder)
+    config = load_config_text(format_yaml(settings), source=str(folder / RUN_FILE))
     table_settings = (config.data.parties or {}).get(party)
     if table_settings is not None and table_settings.is_here:
         data = load_own_tables(config.data, party, seed=config.seed)
-        fields["table"] = describe_table(data, columns=columns)
-    content = Answer(
+        answer_fields["table"] = describe_table(data, shows_column_names=shows_column_names)
+    answer = Answer(
         party=party,
         identity=identity.public.hex(),
         proposal=digest_content(proposal.document).hex(),
-        **fields,
+        **answer_fields,
     )
-    content_of_proposal = proposal.open_document(Proposal, folder)
-    own_file = folder / PARTY_FILE
-    OwnLimits.from_early_file(own_file).require_protection(
-        config, party=party, path=own_file, ask=content_of_proposal.party
+    proposal_document = proposal.open_document(Proposal, folder)
+    party_file_path = folder / PARTY_FILE
+    OwnLimits.from_incomplete_file(party_file_path).require_protection(
+        config, party=party, path=party_file_path, settings_owner=proposal_document.party
     )
-    show(content_of_proposal, config, content.table)
-    for name, pem in private_keys.items():
+    show(proposal_document, config, answer.table)
+    for name, pem in private_key_by_file.items():
         write_atomically(folder / name, pem, private=True)
-    write_atomically(folder / RUN, format_yaml(settings).encode())
-    proposal.write_file(folder / PROPOSAL)
-    SignedFile.from_document(identity, content).write_file(folder / ANSWER.format(party))
+    write_atomically(folder / RUN_FILE, format_yaml(settings).encode())
+    proposal.write_file(folder / PROPOSAL_FILE)
+    SignedFile.from_document(identity, answer).write_file(folder / ANSWER_FILE.format(party))
 
 
 def _make_tls_fields(
-    proposal: SignedFile, party: str, certificates: Path | None
+    proposal: SignedFile, party: str, certificate_folder: Path | None
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the TLS fields of a party's reply, and its private keys by the names of their files.
 
     The party that runs the relay also requests the relay's certificate.
 
-    `certificates`: folder with certificates of the party's own authority; None: the reply requests
-    a certificate from the organiser.
+    `certificate_folder`: folder with certificates of the party's own authority; None: the reply
+    requests a certificate from the organiser.
     """
-    fields = dict[str, Any]()
-    if certificates is None:
+    answer_fields = dict[str, Any]()
+    if certificate_folder is None:
         request, key = make_request(party)
-        fields["request"] = request.decode()
+        answer_fields["request"] = request.decode()
     else:
-        pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
+        pems = (certificate_folder / name for name in (_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE))
         credentials = Credentials.from_files(*pems, name=party)
         key = credentials.key
-        fields["certificate"] = credentials.certificate.decode()
-        fields["ca"] = credentials.ca.decode()
-    private_keys = {_KEY: key}
+        answer_fields["certificate"] = credentials.certificate.decode()
+        answer_fields["ca"] = credentials.ca.decode()
+    private_key_by_file = {_KEY_FILE: key}
     if proposal.document["relay_by"] == party:
-        relay_request, relay_key = make_request(_RELAY)
-        private_keys[f"{_RELAY}-{_KEY}"] = relay_key
-        fields["relay_request"] = relay_request.decode()
-    return fields, private_keys
+        relay_request, relay_key = make_request(_RELAY_NAME)
+        private_key_by_file[f"{_RELAY_NAME}-{_KEY_FILE}"] = relay_key
+        answer_fields["relay_request"] = relay_request.decode()
+    return answer_fields, private_key_by_file
 
 
-def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> SealedProject:
+def seal_project(answer_paths: Sequence[Path], folder: Path, *, days: float = 365) -> SealedProject:
     """Combine the proposal and all parties' replies to the sealed project; run by the organiser.
 
     All TLS certificates are issued, and the project is also installed in the organiser's folder.
@@ -819,7 +835,7 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     project's fingerprint. `secure_apfed.organisations.renewal` renews one certificate without that.
 
     Args:
-        paths: paths of the other parties' replies.
+        answer_paths: paths of the other parties' replies.
         folder: the organiser's folder, with the proposal and the organiser's own reply.
         days: how long certificates are valid.
 
@@ -827,28 +843,32 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
         ConfigError: the folder is not the organiser's.
         RemoteProtocolError: replies are missing, contradictory or altered.
     """
-    signed_proposal = SignedFile.from_file(folder / PROPOSAL)
+    signed_proposal = SignedFile.from_file(folder / PROPOSAL_FILE)
     identity = PartyFolder(folder).load_identity()
-    proposal = signed_proposal.open_document(Proposal, folder / PROPOSAL)
+    proposal = signed_proposal.open_document(Proposal, folder / PROPOSAL_FILE)
     if proposal.identity != identity.public.hex():
         raise ConfigError(f"{folder} is not of {proposal.party}, who proposed this and alone seals")
-    answers = _load_answers((folder / ANSWER.format(proposal.party), *paths))
+    signed_answer_by_party = _load_answers(
+        (folder / ANSWER_FILE.format(proposal.party), *answer_paths)
+    )
     authority = make_authority("secure-apfed project authority")
-    certificates, authorities = _issue_certificates(authority, answers, days=days)
+    certificate_by_name, authority_certificates = _issue_certificates(
+        authority, signed_answer_by_party, days=days
+    )
     try:
         sealed = SealedProject(
             party=proposal.party,
             identity=proposal.identity,
             proposal=signed_proposal,
-            answers=answers,
-            ca=authorities,
-            certificates=certificates,
+            answers=signed_answer_by_party,
+            ca=authority_certificates,
+            certificates=certificate_by_name,
         )
     except ValidationError as error:
         raise RemoteProtocolError(
             f"this cannot be sealed: {_describe_first_error(error)}"
         ) from None
-    write_atomically(folder / AUTHORITY_KEY, authority.key, private=True)
+    write_atomically(folder / AUTHORITY_KEY_FILE, authority.key, private=True)
     SignedFile.from_document(identity, sealed).write_file(folder / SEALED_PROJECT)
     return accept_project(folder / SEALED_PROJECT, proposal.party, folder)
 
@@ -858,44 +878,45 @@ def _load_answers(paths: Iterable[Path]) -> dict[str, SignedFile]:
 
     Raises RemoteProtocolError: a reply was altered, or two of one party differ.
     """
-    answers: dict[str, SignedFile] = {}
+    signed_answer_by_party: dict[str, SignedFile] = {}
     for path in dict.fromkeys(paths):
         signed = SignedFile.from_file(path)
         answer = signed.open_document(Answer, path)
-        if answers.setdefault(answer.party, signed) != signed:
-            other = answers[answer.party].open_document(Answer, path)
+        if signed_answer_by_party.setdefault(answer.party, signed) != signed:
+            other_answer = signed_answer_by_party[answer.party].open_document(Answer, path)
             raise RemoteProtocolError(
-                f"{path}: {answer.party} answered twice, as {other.words!r} and as "
+                f"{path}: {answer.party} answered twice, as {other_answer.words!r} and as "
                 f"{answer.words!r}; ask it by telephone which words are its own, and leave the "
                 "other file out"
             )
-    return answers
+    return signed_answer_by_party
 
 
 def _issue_certificates(
-    authority: Authority, answers: Mapping[str, SignedFile], *, days: float
+    authority: Authority, signed_answer_by_party: Mapping[str, SignedFile], *, days: float
 ) -> tuple[dict[str, str], str]:
     """Issue a TLS certificate for each request in the parties' replies.
 
     Returns the certificates of all parties (and the relay) by name, also those of other
     authorities; and the certificates of all authorities. All are in PEM.
 
-    `authority`: the project's own authority. `answers`: signed replies by party. `days`: how long
-    issued certificates are valid.
+    `authority`: the project's own authority. `signed_answer_by_party`: signed replies by party.
+    `days`: how long issued certificates are valid.
     """
-    certificates = dict[str, str]()
-    authorities = [authority.certificate.decode()]
-    for name, signed in answers.items():
+    certificate_by_name = dict[str, str]()
+    authority_certificates = [authority.certificate.decode()]
+    for name, signed in signed_answer_by_party.items():
         answer = signed.open_document(Answer, name)
         if answer.certificate is not None and answer.ca is not None:
             require_caller(name, answer.certificate.encode(), frozenset())
-            certificates[name] = answer.certificate
-            authorities.append(answer.ca)
-        for holder, request in {name: answer.request, _RELAY: answer.relay_request}.items():
+            certificate_by_name[name] = answer.certificate
+            authority_certificates.append(answer.ca)
+        for holder, request in {name: answer.request, _RELAY_NAME: answer.relay_request}.items():
             if request is not None:
                 certificate = authority.sign_request(request.encode(), holder, days=days)
-                certificates[holder] = certificate.decode()
-    return certificates, "".join(dict.fromkeys(authorities))  # each authority once
+                certificate_by_name[holder] = certificate.decode()
+    distinct_authorities = dict.fromkeys(authority_certificates)
+    return certificate_by_name, "".join(distinct_authorities)
 
 
 def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
@@ -916,21 +937,21 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     proposal = sealed.proposal_document
     _install_certificates(sealed, party, folder)
     if path.absolute() != (folder / SEALED_PROJECT).absolute():
-        write_atomically(folder / SEALED_PROJECT, load_bytes(path, maximum=_MAX_BYTES))
-    fields = _make_party_settings(sealed, party)
-    config = load_config(folder / RUN)
-    own_file = folder / PARTY_FILE
-    OwnLimits.from_early_file(own_file).require_protection(
-        config, party=party, path=own_file, ask=proposal.party
+        write_atomically(folder / SEALED_PROJECT, load_bytes(path, maximum=_MAX_FILE_BYTES))
+    party_settings = _make_party_settings(sealed, party)
+    config = load_config(folder / RUN_FILE)
+    party_file_path = folder / PARTY_FILE
+    OwnLimits.from_incomplete_file(party_file_path).require_protection(
+        config, party=party, path=party_file_path, settings_owner=proposal.party
     )
     if not (folder / REVOCATION_LIST_FILE).exists():
-        write_atomically(folder / REVOCATION_LIST_FILE, _NOTHING_REVOKED)
+        write_atomically(folder / REVOCATION_LIST_FILE, _EMPTY_REVOCATION_LIST)
     if config.data.dataset != TABLES:  # a trial: every party has the whole set
         data = load_data(config.data, seed=config.seed).select_party(party)
         if data is not None:
-            write_atomically(folder / _TABLE, pack_own(data), private=True)
-            fields["table"] = _TABLE
-    _update_party_file(own_file, fields)
+            write_atomically(folder / _TABLE_FILE, pack_own(data), private=True)
+            party_settings["table"] = _TABLE_FILE
+    _update_party_file(party_file_path, party_settings)
     write_engine_files(proposal.over, _plan_engine(sealed, party, folder, config))
     return sealed
 
@@ -942,14 +963,15 @@ def _load_joined_project(path: Path, party: str, folder: Path) -> SealedProject:
 
     Raises RemoteProtocolError: the project is of another proposal, or lacks this party's reply.
     """
-    own_answer = SignedFile.from_file(folder / ANSWER.format(party))
-    own_proposal = SignedFile.from_file(folder / PROPOSAL)
+    own_answer = SignedFile.from_file(folder / ANSWER_FILE.format(party))
+    own_proposal = SignedFile.from_file(folder / PROPOSAL_FILE)
     sealed = SignedFile.from_file(path).open_document(SealedProject, path)
     proposal = sealed.proposal_document
     if sealed.proposal != own_proposal:
         raise RemoteProtocolError(
-            f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; name "
-            f"the folder of its answer (--folder), or ask {proposal.party} which of the two holds"
+            f"{path} is of another proposal than {folder / PROPOSAL_FILE}, which {party} answered; "
+            f"name the folder of its answer (--folder), or ask {proposal.party} which of the two "
+            "holds"
         )
     if sealed.answers.get(party) != own_answer:
         raise RemoteProtocolError(
@@ -972,31 +994,33 @@ def _install_certificates(sealed: SealedProject, party: str, folder: Path) -> No
     certificate = sealed.certificates.get(party)
     if certificate is not None:
         certificate = find_newest_pem(folder, party, certificate)
-    files = {_CA: sealed.ca, _CERTIFICATE: certificate}
+    pem_by_file = {_CA_FILE: sealed.ca, _CERTIFICATE_FILE: certificate}
     if sealed.proposal_document.relay_by == party:
-        files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
-    for name, pem in files.items():
+        pem_by_file[f"{_RELAY_NAME}-{_CERTIFICATE_FILE}"] = sealed.certificates.get(_RELAY_NAME)
+    for name, pem in pem_by_file.items():
         write_atomically(folder / name, (pem or "").encode())
     # Called for its errors: certificate, key and authority must fit together before the project
     # counts as installed.
-    Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
+    Credentials.from_files(
+        folder / _CA_FILE, folder / _CERTIFICATE_FILE, folder / _KEY_FILE, name=party
+    )
 
 
-def _update_party_file(path: Path, fields: Mapping[str, Any]) -> None:
+def _update_party_file(path: Path, new_settings: Mapping[str, Any]) -> None:
     """Write settings into a party's settings file; other settings in it stay as they are.
 
     A revocation list that the file names stays, too.
 
     Raises ConfigError: the file would not be valid.
     """
-    previous: Any = {}
+    previous_settings: Any = {}
     if path.exists():
-        previous, _ = parse_yaml(load_text(path), str(path))
-    previous_tls = previous.get("tls")
+        previous_settings, _ = parse_yaml(load_text(path), str(path))
+    previous_tls = previous_settings.get("tls")
     if not isinstance(previous_tls, dict):
         previous_tls = {}
-    tls = {**fields["tls"], "revoked": previous_tls.get("revoked") or REVOCATION_LIST_FILE}
-    write_atomically(path, format_yaml({**previous, **fields, "tls": tls}).encode())
+    tls = {**new_settings["tls"], "revoked": previous_tls.get("revoked") or REVOCATION_LIST_FILE}
+    write_atomically(path, format_yaml({**previous_settings, **new_settings, "tls": tls}).encode())
     PartyFile.from_file(path)  # called for its error
 
 
@@ -1026,7 +1050,7 @@ def require_agreed_link(file: PartyFile) -> None:
     if not path.is_file():
         return
     proposal = SignedFile.from_file(path).open_document(SealedProject, path).proposal_document
-    agreed_link = _LINKS[proposal.over]
+    agreed_link = _LINK_BY_ENGINE[proposal.over]
     if file.link != agreed_link:
         raise ConfigError(
             f"{file.party}: link: {file.link} in {file.folder / PARTY_FILE}, and the sealed "
@@ -1046,13 +1070,13 @@ def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
 def _make_party_settings(sealed: SealedProject, party: str) -> dict[str, Any]:
     """Return the settings in a party's settings file that follow from the sealed project."""
     proposal = sealed.proposal_document
-    fields: dict[str, Any] = {
+    party_settings: dict[str, Any] = {
         "party": party,
         "active": proposal.list_names("active")[0],
         "passives": list(proposal.list_names("passive")),
-        "config": RUN,
-        "link": _LINKS[proposal.over],
-        "tls": {"ca": _CA, "certificate": _CERTIFICATE, "key": _KEY},
+        "config": RUN_FILE,
+        "link": _LINK_BY_ENGINE[proposal.over],
+        "tls": {"ca": _CA_FILE, "certificate": _CERTIFICATE_FILE, "key": _KEY_FILE},
         "peers": {
             name: {"address": proposal.addresses.get(name), "identity": answer.identity}
             for name, answer in sealed.answer_documents.items()
@@ -1062,8 +1086,8 @@ def _make_party_settings(sealed: SealedProject, party: str) -> dict[str, Any]:
         "listen": None,
     }
     if (address := proposal.addresses.get(party)) is not None:
-        fields["listen"] = choose_listen_address(address)
-    return fields
+        party_settings["listen"] = choose_listen_address(address)
+    return party_settings
 
 
 def choose_listen_address(address: str) -> str:
@@ -1080,7 +1104,7 @@ def _describe_first_error(error: ValidationError | ConfigError) -> str:
     """Return the first fault that an error reports, in words, after the dotted key it concerns."""
     if isinstance(error, ConfigError):
         return str(error)
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    key = escape_text(".".join(map(str, first["loc"]))[:_MAX_KEY_LETTERS])
+    first_fault = error.errors()[0]
+    message = first_fault["msg"].removeprefix("Value error, ")
+    key = escape_text(".".join(map(str, first_fault["loc"]))[:_MAX_KEY_LETTERS])
     return f"{key}: {message}" if key else message

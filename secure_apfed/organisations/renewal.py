@@ -22,7 +22,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Authority, Credentials, make_request
 from secure_apfed.organisations.party import PartyFile
 from secure_apfed.organisations.project import (
-    AUTHORITY_KEY,
+    AUTHORITY_KEY_FILE,
     Document,
     Hex32,
     Pem,
@@ -268,7 +268,7 @@ def _load_authority(folder: Path, sealed: SealedProject) -> tuple[bytes, bytes]:
 
     Raises ConfigError: the key is missing, or is not the key of the certificate.
     """
-    path = folder / AUTHORITY_KEY
+    path = folder / AUTHORITY_KEY_FILE
     if not path.exists():
         raise ConfigError(
             f"{path} is missing, which issues certificates of this project: put it back from its "

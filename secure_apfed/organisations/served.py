@@ -84,11 +84,11 @@ from secure_apfed.runs.folder import (
 from secure_apfed.settings.promises import NOTHING_SENT, Promise, promise_of_party
 from secure_apfed.settings.run import TranscriptSettings
 
-__all__ = ["AnswerBook", "JointPredictionCounts", "predict_jointly", "serve_party"]
+__all__ = ["AnswerLog", "JointPredictionCounts", "predict_jointly", "serve_party"]
 
-_JOINTLY = "jointly"
-_ALONE = "alone"
-_REFUSED_S = 10.0  # how long an active waits for a refused peer: others retry every second
+_PREDICTED_JOINTLY = "jointly"
+_PREDICTED_LOCALLY = "alone"
+_MAX_REFUSAL_S = 10.0  # how long an active waits for a refused peer: others retry every second
 
 
 def _read_run_name(folder: PartyFolder) -> str:
@@ -105,7 +105,7 @@ def _read_run_name(folder: PartyFolder) -> str:
         raise CheckpointError(f"{folder.contract} holds no contract of a run: {error}") from error
 
 
-class AnswerBook:
+class AnswerLog:
     """A passive's counts of the predictions that it helped to make, over all sessions.
 
     They limit how much an active can ask. The file, an SQLite database, has keyed hashes of
@@ -131,49 +131,49 @@ class AnswerBook:
         me: str,
         limits: ServeSettings,
         *,
-        people: int,
-        budget: float | None = None,
+        person_count: int,
+        epsilon_budget: float | None = None,
         run: str = "",
-        today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
+        get_today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
     ) -> None:
         """Open the SQLite file, or create it for this party and run.
 
         The class describes the arguments and errors.
         """
         self._me = me
-        self._limits = limits.limits_for(people)
-        self._today = today
-        self._budget = budget
+        self._limits = limits.limits_for(person_count)
+        self._get_today = get_today
+        self._epsilon_budget = epsilon_budget
         os.close(open_regular(path, create=True))  # refuses links, which SQLite would follow
-        self._book = sqlite3.connect(path, isolation_level=None)
+        self._database = sqlite3.connect(path, isolation_level=None)
         try:
-            self._book.execute("PRAGMA synchronous = FULL")
-            self._book.execute("CREATE TABLE IF NOT EXISTS hashed (at PRIMARY KEY, under BLOB)")
-            self._book.execute("INSERT OR IGNORE INTO hashed VALUES (0, ?)", (fresh_key(),))
-            self._book.execute("CREATE TABLE IF NOT EXISTS counted (what PRIMARY KEY, times)")
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.execute("CREATE TABLE IF NOT EXISTS hashed (at PRIMARY KEY, under BLOB)")
+            self._database.execute("INSERT OR IGNORE INTO hashed VALUES (0, ?)", (fresh_key(),))
+            self._database.execute("CREATE TABLE IF NOT EXISTS counted (what PRIMARY KEY, times)")
             # How often anything was counted, which the audit log records of this book.
-            self._book.execute("CREATE TABLE IF NOT EXISTS running (at PRIMARY KEY, changes)")
-            self._book.execute("INSERT OR IGNORE INTO running VALUES (0, 0)")
-            self._book.execute("CREATE TABLE IF NOT EXISTS whose (at PRIMARY KEY, party, run)")
-            self._book.execute("INSERT OR IGNORE INTO whose VALUES (0, ?, ?)", (me, run))
-            (self._key,) = self._book.execute("SELECT under FROM hashed").fetchone()
-            owner = self._book.execute("SELECT party, run FROM whose").fetchone()
+            self._database.execute("CREATE TABLE IF NOT EXISTS running (at PRIMARY KEY, changes)")
+            self._database.execute("INSERT OR IGNORE INTO running VALUES (0, 0)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS whose (at PRIMARY KEY, party, run)")
+            self._database.execute("INSERT OR IGNORE INTO whose VALUES (0, ?, ?)", (me, run))
+            (self._hash_key,) = self._database.execute("SELECT under FROM hashed").fetchone()
+            owner_and_run = self._database.execute("SELECT party, run FROM whose").fetchone()
         except (sqlite3.Error, TypeError) as error:
-            self._book.close()
+            self._database.close()
             raise CheckpointError(
                 f"{path} is no book of answers ({error}); put it back from a copy: without it "
                 "nobody knows what was answered"
             ) from error
-        if owner != (me, run):
-            self._book.close()
+        if owner_and_run != (me, run):
+            self._database.close()
             raise CheckpointError(
-                f"{path} is the book of answers of {owner[0]!s:.80} in another run or of another "
-                f"party, this is {me}; put back the book of this run"
+                f"{path} is the book of answers of {owner_and_run[0]!s:.80} in another run or of "
+                f"another party, this is {me}; put back the book of this run"
             )
 
     def close(self) -> None:
         """Close the file."""
-        self._book.close()
+        self._database.close()
 
     def count_lookups(self, count: int) -> None:
         """Count a number of looked-up IDs for today.
@@ -181,15 +181,15 @@ class AnswerBook:
         Raises LimitReachedError: they would exceed the limit of a day; none is counted.
         """
         with self._open_transaction():
-            self._count_use("lookups_a_day", self._today(), count)
+            self._count_use("lookups_a_day", self._get_today(), count)
 
     def count_answers(
-        self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
+        self, people: Sequence[bytes], compute_epsilon: Callable[[int], float] | None
     ) -> None:
         """Count one prediction of each of these people.
 
-        `people`: their IDs. `would_cost`: returns the epsilon of a number of predictions of one
-        person; None: predictions have no noise, so none is computed.
+        `people`: their IDs. `compute_epsilon`: returns the epsilon of a number of predictions of
+        one person; None: predictions have no noise, so none is computed.
 
         Raises LimitReachedError: they would exceed a limit; none is counted.
         """
@@ -197,70 +197,76 @@ class AnswerBook:
             most_answers = max(
                 self._count_use("a_person", self._hash_person(person)) for person in people
             )
-            if would_cost is not None and self._budget is not None:
-                self._require_limit("epsilon", would_cost(most_answers), self._budget)
-            self._count_use("a_day", self._today(), len(people))
+            if compute_epsilon is not None and self._epsilon_budget is not None:
+                self._require_limit("epsilon", compute_epsilon(most_answers), self._epsilon_budget)
+            self._count_use("a_day", self._get_today(), len(people))
             self._count_use("in_all", "", len(people))
 
     def list_exhausted_people(
-        self, people: Sequence[bytes], cost: Callable[[int], float] | None
+        self, people: Sequence[bytes], compute_epsilon: Callable[[int], float] | None
     ) -> list[int]:
         """Return the indices of the people of whom no more predictions are allowed.
 
-        `people`: IDs of the people in question. `cost`: returns the epsilon of a number of
-        predictions of one person; None: predictions have no noise, so none is computed.
+        `people`: IDs of the people in question. `compute_epsilon`: returns the epsilon of a number
+        of predictions of one person; None: predictions have no noise, so none is computed.
         """
-        limit = self._limits.a_person
-        if cost is not None and self._budget is not None:
+        max_predictions = self._limits.a_person
+        if compute_epsilon is not None and self._epsilon_budget is not None:
             # The largest number of predictions whose epsilon is within the budget.
-            limit = bisect_right(range(1, limit + 1), self._budget, key=cost)
-        return [index for index, person in enumerate(people) if self._count_times(person) >= limit]
+            max_predictions = bisect_right(
+                range(1, max_predictions + 1), self._epsilon_budget, key=compute_epsilon
+            )
+        return [
+            index
+            for index, person in enumerate(people)
+            if self._count_times(person) >= max_predictions
+        ]
 
     def _count_times(self, person: bytes) -> int:
         """Return in how many predictions of this person the passive took part so far."""
         key = f"a_person {self._hash_person(person)}"
-        row = self._book.execute("SELECT times FROM counted WHERE what = ?", (key,)).fetchone()
+        row = self._database.execute("SELECT times FROM counted WHERE what = ?", (key,)).fetchone()
         return row[0] if row else 0
 
     def _hash_person(self, person: bytes) -> str:
         """Return the keyed hash under which predictions of a person are counted."""
-        return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
+        return hashlib.blake2b(person, key=self._hash_key, digest_size=16).hexdigest()
 
-    def _count_use(self, limit: str, subject: str, count: int = 1) -> int:
+    def _count_use(self, limit_name: str, subject: str, count: int = 1) -> int:
         """Add `count` to the counter of a limit; return its new value.
 
-        `limit`: name of the limit, a key of `ServeSettings`. `subject`: which of the limit's
+        `limit_name`: name of the limit, a key of `ServeSettings`. `subject`: which of the limit's
         counters: a hashed person, a day, or "" for the only one.
 
         Raises LimitReachedError: the new value exceeds the limit.
         """
-        times: int
-        (times,) = self._book.execute(
+        new_value: int
+        (new_value,) = self._database.execute(
             "INSERT INTO counted VALUES (?, ?) ON CONFLICT (what) DO UPDATE "
             "SET times = times + excluded.times RETURNING times",
-            (f"{limit} {subject}", count),
+            (f"{limit_name} {subject}", count),
         ).fetchone()
-        self._require_limit(limit, times, getattr(self._limits, limit))
-        return times
+        self._require_limit(limit_name, new_value, getattr(self._limits, limit_name))
+        return new_value
 
-    def _require_limit(self, limit: str, value: float, maximum: float) -> None:
+    def _require_limit(self, limit_name: str, value: float, maximum: float) -> None:
         """Raise LimitReachedError if a value exceeds the maximum.
 
-        `limit`: name of the limit, a key of `ServeSettings`, for the error.
+        `limit_name`: name of the limit, a key of `ServeSettings`, for the error.
         """
         if value > maximum:
             raise LimitReachedError(
-                f"{self._me} answers no more: the limit serve.{limit} of its file is {maximum:g}, "
-                f"and this would be {value:.4g}"
+                f"{self._me} answers no more: the limit serve.{limit_name} of its file is "
+                f"{maximum:g}, and this would be {value:.4g}"
             )
 
     @contextmanager
     def _open_transaction(self) -> Iterator[None]:
         """Run the `with` block as one transaction on the disk; an error undoes what it counted."""
-        self._book.execute("BEGIN IMMEDIATE")
-        with self._book:  # commits at the end, or rolls back
+        self._database.execute("BEGIN IMMEDIATE")
+        with self._database:  # commits at the end, or rolls back
             # The number of changes is recorded in the audit log, so that an older copy is noticed.
-            self._book.execute("UPDATE running SET changes = changes + 1")
+            self._database.execute("UPDATE running SET changes = changes + 1")
             yield
 
 
@@ -285,11 +291,11 @@ class _ServeMeter:
         self.promise = promise_of_party(config, "passive", ())
         # The parties agreed on noise, and nothing was sent yet.
         if self.promise.state == NOTHING_SENT:
-            budget = _compute_budget(config, file.serve)
+            epsilon_budget = _compute_budget(config, file.serve)
             reason = ""
-            if budget is None:
+            if epsilon_budget is None:
                 reason = "no budget ends the answers about one person; give serve.epsilon"
-            epsilon = math.inf if budget is None else budget
+            epsilon = math.inf if epsilon_budget is None else epsilon_budget
             self.promise = replace(self.promise, epsilon=epsilon, delta=config.delta, why=reason)
 
 
@@ -298,24 +304,25 @@ class _JointParty:
     """A party that takes part in joint prediction.
 
     Attributes:
-        file: the party's settings file, without the dealer among its peers, since it takes no part.
+        settings_file: the party's settings file, without the dealer among its peers, since it takes
+            no part.
         config: the run's settings.
         method: the run's method.
         folder: the party's folder.
-        run: the run's identifier in the contract.
-        card: description of the party's network, such as the encoding of its columns; None: the
-            party has no network, as an aggregator.
-        tensors: the network's tensors, by name.
+        run_id: the run's identifier in the contract.
+        network_card: description of the party's network, such as the encoding of its columns; None:
+            the party has no network, as an aggregator.
+        network_tensors: the network's tensors, by name.
         code: the party's user-defined networks.
     """
 
-    file: PartyFile
+    settings_file: PartyFile
     config: Config
     method: Tvfl
     folder: PartyFolder
-    run: str
-    card: JointNetworkCard | None
-    tensors: Mapping[str, Tensor]
+    run_id: str
+    network_card: JointNetworkCard | None
+    network_tensors: Mapping[str, Tensor]
     code: UserFunctions
 
     @classmethod
@@ -363,7 +370,7 @@ class _JointParty:
         `data`: the party's data; None at an aggregator. `connect`: connects to the peers. `status`:
         records the state of all links.
         """
-        file = self.file
+        file = self.settings_file
         identity = self.folder.load_identity()
         meter = _ServeMeter(self.config, file)
         with connect_with_audit(file, identity, meter, status, connect) as (
@@ -387,7 +394,7 @@ class _JointParty:
                 secrets=fresh_secrets(self.config, file.party, identity=identity),
                 known=identities,
                 data_or_none=data,
-                predicts=self.run,
+                predicts=self.run_id,
                 code=self.code,
             )
             yield context, links, transport
@@ -433,17 +440,17 @@ def serve_party(
     path = Path(path)
     party = _JointParty.from_file(path)
     status = status or StatusTracker()
-    file = party.file
+    file = party.settings_file
     if file.party == file.active:
         raise ConfigError(
             f"{file.party} is the active, which asks: secure-apfed predict --jointly {path}"
         )
     data = None
-    served = 0
-    if party.card is not None:
-        data = _load_served_table(party, party.card)
+    session_count = 0
+    if party.network_card is not None:
+        data = _load_served_table(party, party.network_card)
     with party.folder.lock_exclusively(), status:
-        while sessions is None or served < sessions:
+        while sessions is None or session_count < sessions:
             if load_project_end(party.folder.path) is not None:
                 on_session(
                     f"the project of {file.party} was ended in its folder: it serves no more"
@@ -454,7 +461,7 @@ def serve_party(
             )
             # The limits in the file may have changed since the last session.
             limits = PartyFile.from_file(path).serve
-            party = replace(party, file=party.file.model_copy(update={"serve": limits}))
+            party = replace(party, file=party.settings_file.model_copy(update={"serve": limits}))
             try:
                 _serve_session(party, data, connect, status, session_files)
                 on_session("a session ended")
@@ -463,7 +470,7 @@ def serve_party(
                 continue
             except (RemoteProtocolError, ConnectionError) as error:
                 on_session(f"a session broke off: {error}")
-            served += 1
+            session_count += 1
 
 
 def _serve_session(
@@ -494,9 +501,13 @@ def _serve_session(
         if data is None:
             script = serve_sums(context, links, party.method)
         else:
-            book = stack.enter_context(closing(_open_book(party, people=len(data.table.ids))))
-            script = serve_predictions(context, links, party.method, party.tensors, book)
-        run_role(script, links, transport, timeout_s=party.file.timeout_s, observer=status)
+            answer_log = stack.enter_context(
+                closing(_open_answer_log(party, person_count=len(data.table.ids)))
+            )
+            script = serve_predictions(
+                context, links, party.method, party.network_tensors, answer_log
+            )
+        run_role(script, links, transport, timeout_s=party.settings_file.timeout_s, observer=status)
 
 
 def _check_while_connecting(connect: Connect, check: Missed) -> Connect:
@@ -540,19 +551,21 @@ class _Refusals:
         self._clock = clock
         self._refused_since: dict[str, float] = {}  # by peer
 
-    def require_brief(self, missing: Mapping[str, str]) -> None:
-        """Raise PartyLeftError if a refusal has lasted for `_REFUSED_S` seconds.
+    def require_brief(self, reason_by_missing_peer: Mapping[str, str]) -> None:
+        """Raise PartyLeftError if a refusal has lasted for `_MAX_REFUSAL_S` seconds.
 
-        `missing`: by missing peer, the reason, which is a `Refusal` or another text.
+        `reason_by_missing_peer`: by missing peer, the reason, which is a `Refusal` or another text.
         """
         now = self._clock()
         cause_by_refused = {
-            name: cause for name, cause in missing.items() if isinstance(cause, Refusal)
+            name: cause
+            for name, cause in reason_by_missing_peer.items()
+            if isinstance(cause, Refusal)
         }
         self._refused_since = {
             name: self._refused_since.get(name, now) for name in cause_by_refused
         }
-        if not cause_by_refused or now - min(self._refused_since.values()) < _REFUSED_S:
+        if not cause_by_refused or now - min(self._refused_since.values()) < _MAX_REFUSAL_S:
             return
         names = " and ".join(cause_by_refused)
         causes = "; ".join(dict.fromkeys(cause_by_refused.values()))
@@ -562,15 +575,22 @@ class _Refusals:
         )
 
 
-def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
+def _open_answer_log(party: _JointParty, *, person_count: int) -> AnswerLog:
     """Open a passive's counts of predictions, with its limits and its budget of epsilon.
 
-    `people`: how many people may be asked about.
+    `person_count`: how many people may be asked about.
     """
     path = party.folder.path / ANSWER_LOG
-    limits = party.file.serve
-    budget = _compute_budget(party.config, limits)
-    return AnswerBook(path, party.file.party, limits, people=people, budget=budget, run=party.run)
+    limits = party.settings_file.serve
+    epsilon_budget = _compute_budget(party.config, limits)
+    return AnswerLog(
+        path,
+        party.settings_file.party,
+        limits,
+        person_count=person_count,
+        epsilon_budget=epsilon_budget,
+        run=party.run_id,
+    )
 
 
 def _compute_budget(config: Config, limits: ServeSettings) -> float | None:
@@ -593,7 +613,7 @@ def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
 
     Raises DataError: the table does not have the columns of the training.
     """
-    file = party.file
+    file = party.settings_file
     config = party.config
     if file.serve.table is None:
         data = load_party_data(file, config, "passive")
@@ -657,13 +677,13 @@ class _Block:
     """A block of B rows of a file, which are predicted together.
 
     Attributes:
-        names: IDs of the rows as in the file.
-        ids: the same IDs, normalised and encoded.
+        id_texts: IDs of the rows as in the file.
+        encoded_ids: the same IDs, normalised and encoded.
         features: encoded features of the rows, (B, *shape of one row).
     """
 
-    names: tuple[str, ...]
-    ids: list[bytes]
+    id_texts: tuple[str, ...]
+    encoded_ids: list[bytes]
     features: Tensor
 
 
@@ -716,23 +736,31 @@ def predict_jointly(
     assert write is not None
     party = _JointParty.from_file(path)
     status = status or StatusTracker()
-    if party.card is None or party.file.party != party.file.active:
-        raise ConfigError(f"{party.file.party} is not the active, which alone predicts")
-    blocks = _iterate_blocks(party, party.card, data)
-    prediction = _JointPrediction(party, party.card, blocks, write)
-    refusals = _Refusals(party.file.party)
+    if party.network_card is None or party.settings_file.party != party.settings_file.active:
+        raise ConfigError(f"{party.settings_file.party} is not the active, which alone predicts")
+    blocks = _iterate_blocks(party, party.network_card, data)
+    prediction = _JointPrediction(party, party.network_card, blocks, write)
+    refusals = _Refusals(party.settings_file.party)
     with party.folder.lock_exclusively(), status:
         try:
             connect_checked = _check_while_connecting(connect, refusals.require_brief)
-            with party.open_links(_make_dummy_data(party.card), connect_checked, status) as (
+            with party.open_links(
+                _make_dummy_data(party.network_card), connect_checked, status
+            ) as (
                 context,
                 links,
                 transport,
             ):
                 script = prediction.predict_blocks(context, links)
-                run_role(script, links, transport, timeout_s=party.file.timeout_s, observer=status)
+                run_role(
+                    script,
+                    links,
+                    transport,
+                    timeout_s=party.settings_file.timeout_s,
+                    observer=status,
+                )
         except (RemoteProtocolError, ConnectionError) as error:
-            prediction.why = str(error)
+            prediction.early_end_reason = str(error)
         prediction.predict_rest()
     return prediction.count_predictions()
 
@@ -741,7 +769,7 @@ class _JointPrediction:
     """The prediction of a file's rows by all parties, with the active's local model as fallback.
 
     Attributes:
-        why: the reason if joint prediction ended early; else "".
+        early_end_reason: the reason if joint prediction ended early; else "".
     """
 
     def __init__(
@@ -764,11 +792,11 @@ class _JointPrediction:
         self._write = write
         self._local_model = party.load_local_model()
         self._classes = card.classes
-        self._pending: _Block | None = None  # the block that is being predicted jointly
-        self._counts = Counter[str]()  # rows by how they were predicted
+        self._unwritten_block: _Block | None = None  # the block that is being predicted jointly
+        self._count_by_predictor = Counter[str]()  # rows by how they were predicted
         self._start_time = time.monotonic()
-        self.why = ""
-        self._refused = 0
+        self.early_end_reason = ""
+        self._refused_count = 0
 
     async def predict_blocks(self, context: PartyContext, links: Links) -> None:
         """Predict block after block with the other parties, and write the predictions.
@@ -778,60 +806,64 @@ class _JointPrediction:
         Raises RemoteProtocolError: the other parties stopped answering, for the reason in its text.
         """
         predictor = await JointPredictor.start_session(
-            context, links, self._party.method, self._party.tensors
+            context, links, self._party.method, self._party.network_tensors
         )
         for block in self._blocks:
-            self._pending = block
-            known_B, scores_nK = await predictor.predict(block.ids, block.features)
-            self._write_block(block, known_B, scores_nK)
-            self._pending = None
-            self._refused = predictor.refused
+            self._unwritten_block = block
+            is_joint_B, scores_nK = await predictor.predict(block.encoded_ids, block.features)
+            self._write_block(block, is_joint_B, scores_nK)
+            self._unwritten_block = None
+            self._refused_count = predictor.refused
             if predictor.ended is not None:
                 raise predictor.ended
         predictor.end_session()
 
     def predict_rest(self) -> None:
         """Predict the rows that were not predicted yet with the local model, and write them."""
-        interrupted = [self._pending] if self._pending is not None else []
+        interrupted = [self._unwritten_block] if self._unwritten_block is not None else []
         for block in itertools.chain(interrupted, self._blocks):
-            known_B = np.zeros(len(block.ids), dtype=bool)  # none is predicted jointly
-            self._write_block(block, known_B, torch.empty(0, 0))
+            is_joint_B = np.zeros(len(block.encoded_ids), dtype=bool)  # none is predicted jointly
+            self._write_block(block, is_joint_B, torch.empty(0, 0))
 
     def count_predictions(self) -> JointPredictionCounts:
         """Return how many rows were predicted jointly and locally so far, and how many refused."""
         return JointPredictionCounts(
-            jointly=self._counts[_JOINTLY],
-            alone=self._counts[_ALONE],
-            refused=self._refused,
+            jointly=self._count_by_predictor[_PREDICTED_JOINTLY],
+            alone=self._count_by_predictor[_PREDICTED_LOCALLY],
+            refused=self._refused_count,
             seconds=time.monotonic() - self._start_time,
-            why=self.why,
+            why=self.early_end_reason,
         )
 
-    def _write_block(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
+    def _write_block(self, block: _Block, is_joint_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
         """Write one block: joint predictions of some rows, local predictions of the others.
 
-        `known_B`: for each of the B rows, whether it was predicted jointly. `scores_nK`: joint
+        `is_joint_B`: for each of the B rows, whether it was predicted jointly. `scores_nK`: joint
         scores of these n rows, in their order, for K classes (or one number for regression).
         """
-        jointly_B = torch.from_numpy(known_B)
+        joint_mask_B = torch.from_numpy(is_joint_B)
         task = self._local_model.task
-        shape = (len(jointly_B), len(self._classes)) if self._classes else (len(jointly_B),)
-        outputs = torch.empty(shape, dtype=torch.float64)  # (B, K), or (B,) for regression
-        if known_B.any():
-            outputs[jointly_B] = task.decode_outputs(scores_nK).double()
-        if not known_B.all():
-            outputs[~jointly_B] = self._local_model.predict(block.features[~jointly_B]).double()
-        predicted_by = np.where(known_B, _JOINTLY, _ALONE)
-        self._counts.update(predicted_by.tolist())
-        predicted = Predictions(
-            ids=block.names,
+        output_shape = (
+            (len(joint_mask_B), len(self._classes)) if self._classes else (len(joint_mask_B),)
+        )
+        outputs = torch.empty(output_shape, dtype=torch.float64)  # (B, K), or (B,) for regression
+        if is_joint_B.any():
+            outputs[joint_mask_B] = task.decode_outputs(scores_nK).double()
+        if not is_joint_B.all():
+            outputs[~joint_mask_B] = self._local_model.predict(
+                block.features[~joint_mask_B]
+            ).double()
+        predicted_by = np.where(is_joint_B, _PREDICTED_JOINTLY, _PREDICTED_LOCALLY)
+        self._count_by_predictor.update(predicted_by.tolist())
+        predictions = Predictions(
+            ids=block.id_texts,
             outputs=outputs,
             what=task.tells,
             classes=self._classes,
             decided=self._local_model.decide_classes(outputs) if self._classes else None,
-            compared=RowComparison(rows=len(block.ids)),
+            compared=RowComparison(rows=len(block.encoded_ids)),
         )
-        self._write(predicted.to_frame().assign(by=predicted_by))
+        self._write(predictions.to_frame().assign(by=predicted_by))
 
 
 def _iterate_blocks(
@@ -843,7 +875,7 @@ def _iterate_blocks(
 
     `card`: description of the network, with the encoding of the columns. `data`: the file.
     """
-    party = joint_party.file.party
+    party = joint_party.settings_file.party
     columns = _find_id_columns(joint_party.config, party)
     id_rules = make_id_rules(joint_party.config.alignment)
     pieces = encode_pieces(party, IdFile(party, data, columns), id_rules)

@@ -16,7 +16,7 @@ from secure_apfed.organisations import ending, project, renewal
 from secure_apfed.organisations.counters import ANSWER_LOG, CounterFiles, NothingReleased
 from secure_apfed.organisations.party import PartyFile, ServeSettings
 from secure_apfed.organisations.revocation import RevocationWatch, find_revoked_names
-from secure_apfed.organisations.served import AnswerBook, serve_party
+from secure_apfed.organisations.served import AnswerLog, serve_party
 from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, verify_log
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
@@ -68,7 +68,7 @@ def sealed_project(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 def here(sealed_project: Organisations, tmp_path: Path) -> Organisations:
     """A copy of those who joined, to be harmed."""
     copy = shutil.copytree(sealed_project.base, tmp_path / "copy")
-    for run in copy.glob(f"*/*/{project.RUN}"):
+    for run in copy.glob(f"*/*/{project.RUN_FILE}"):
         run.write_text(run.read_text().replace(str(sealed_project.base), str(copy)))
     harmed = Organisations.__new__(Organisations)
     harmed.__dict__ |= sealed_project.__dict__ | {"base": copy}
@@ -84,7 +84,7 @@ def shop(here: Organisations) -> Path:
             (home / name).write_bytes(b"")
     (home / "alignment").mkdir()
     (home / "alignment" / "secret.bin").write_bytes(b"secret")
-    book = AnswerBook(home / ANSWER_LOG, "shop", ServeSettings(), people=200, run="r")
+    book = AnswerLog(home / ANSWER_LOG, "shop", ServeSettings(), person_count=200, run="r")
     book.count_answers([b"somebody"], None)
     book.close()
     peers = {name: fresh_identity().public for name in PARTIES if name != "shop"}
@@ -353,7 +353,7 @@ def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Orga
     assert RevocationWatch(file)._entries_by_peer["shop"] >= {new}
     # A project that is sealed anew has other certificates.
     project.seal_project(
-        [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
+        [here.home(name) / project.ANSWER_FILE.format(name) for name in OTHERS], here.home("bank")
     )
     project.accept_project(here.home("bank") / SEALED_PROJECT, "clinic", clinic)
     assert not list(clinic.glob("renewed-*"))

@@ -71,7 +71,7 @@ def proposal_files(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 
 @pytest.fixture(scope="module")
 def text_of_proposal(proposal_files: Organisations) -> str:
-    return (proposal_files.home("bank") / project.PROPOSAL).read_text()
+    return (proposal_files.home("bank") / project.PROPOSAL_FILE).read_text()
 
 
 FIELDS = (
@@ -182,7 +182,7 @@ OF_AN_ANSWER = (
 
 @pytest.fixture(scope="module")
 def text_of_answer(proposal_files: Organisations) -> str:
-    proposal = proposal_files.home("bank") / project.PROPOSAL
+    proposal = proposal_files.home("bank") / project.PROPOSAL_FILE
     return proposal_files.answer(
         "shop", proposal, columns=True, colluding_groups=[["bank", "aggregator"]]
     ).read_text()

@@ -84,14 +84,14 @@ class Organisations:
     def propose(self, **more: Any) -> Path:
         where = {"addresses": self.addresses, "run_by": {"aggregator": "Sums"}} | more
         project.propose_project(self.config, "bank", self.home("bank"), **where)
-        return self.home("bank") / project.PROPOSAL
+        return self.home("bank") / project.PROPOSAL_FILE
 
     def answer(self, name: str, proposal: Path, home: Path | None = None, **how: Any) -> Path:
         home = home or self.home(name)
         table = self.base / name / f"{name}.csv"
         own = {"file": str(table)} if table.exists() else None
         project.answer_proposal(proposal, name, home, table=own, **how)
-        return home / project.ANSWER.format(name)
+        return home / project.ANSWER_FILE.format(name)
 
     def seal(self) -> Path:
         """Let everybody join and seal the project; return the sealed file."""
@@ -115,7 +115,7 @@ def organisations(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 def here(organisations: Organisations, tmp_path: Path) -> Organisations:
     """A copy of those who joined, to be harmed."""
     copy = shutil.copytree(organisations.base, tmp_path / "copy")
-    for run in copy.glob(f"*/*/{project.RUN}"):
+    for run in copy.glob(f"*/*/{project.RUN_FILE}"):
         run.write_text(run.read_text().replace(str(organisations.base), str(copy)))
     harmed = Organisations.__new__(Organisations)
     harmed.__dict__ |= organisations.__dict__ | {"base": copy}
@@ -187,7 +187,7 @@ def test_a_sealed_project_is_renewed_and_keeps_what_a_party_changed(here: Organi
     before = (here.home("shop") / "certificate.pem").read_bytes()
     file.write_text(file.read_text() + "meet_s: 120.0\n")
     project.seal_project(
-        [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
+        [here.home(name) / project.ANSWER_FILE.format(name) for name in OTHERS], here.home("bank")
     )
     project.accept_project(here.home("bank") / SEALED_PROJECT, "shop", here.home("shop"))
     assert PartyFile.from_file(file).meet_s == 120
@@ -209,15 +209,15 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
         relay_by="aggregator",
         run_by={"aggregator": "Sums"},
     )
-    proposal = homes["active"] / project.PROPOSAL
+    proposal = homes["active"] / project.PROPOSAL_FILE
     own = tmp_path / "own"
     own.mkdir()
     issued = make_authority("passive's own").issue_certificate("passive-1")
     for name, pem in (("ca", issued.ca), ("certificate", issued.certificate), ("key", issued.key)):
         (own / f"{name}.pem").write_bytes(pem)
-    project.answer_proposal(proposal, "passive-1", homes["passive-1"], certificates=own)
+    project.answer_proposal(proposal, "passive-1", homes["passive-1"], certificate_folder=own)
     project.answer_proposal(proposal, "aggregator", homes["aggregator"])
-    answers = [homes[name] / project.ANSWER.format(name) for name in names[1:]]
+    answers = [homes[name] / project.ANSWER_FILE.format(name) for name in names[1:]]
     project.seal_project(answers, homes["active"])
     for name in names[1:]:
         project.accept_project(homes["active"] / SEALED_PROJECT, name, homes[name])
@@ -290,7 +290,7 @@ def test_what_one_organisation_reads_is_allowed_by_name_at_both_ends(
     message = run_as_json(capsys, *call, code=2)["error"]["message"]
     assert "'Bank' would run bank and aggregator, who together read what one passive" in message
     assert "ask bank for another proposal, or allow it by name" in message
-    assert not (tmp_path / "c" / project.PROPOSAL).exists()
+    assert not (tmp_path / "c" / project.PROPOSAL_FILE).exists()
     wrong = run_as_json(capsys, *call, "--allow-together", "bank", code=2)["error"]["message"]
     assert "expected two names or more" in wrong
     said = run_as_json(capsys, *call, "--allow-together", "bank+aggregator")
@@ -322,7 +322,7 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     )
     message = run_as_json(capsys, *call, code=2)["error"]["message"]
     assert "shop: alignment.minimum_rows is 1, and minima.alignment.minimum_rows of" in message
-    assert not (home / project.RUN).exists()
+    assert not (home / project.RUN_FILE).exists()
     (home / "party.yaml").write_text("maxima: {rules.spare_answers: 1000000}\n")
     shown = {each["setting"]: each for each in run_as_json(capsys, *call)["departures"]}
     assert shown["rules.spare_answers"]["value"] == "1,000,000"
@@ -422,9 +422,9 @@ def test_a_harmed_proposal_is_refused(
 @pytest.mark.slow
 def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path) -> None:
     bank = here.home("bank")
-    proposal = bank / project.PROPOSAL
+    proposal = bank / project.PROPOSAL_FILE
     sealed = bank / SEALED_PROJECT
-    answers = {name: here.home(name) / project.ANSWER.format(name) for name in OTHERS}
+    answers = {name: here.home(name) / project.ANSWER_FILE.format(name) for name in OTHERS}
 
     def require_refusal(why: str, *paths: Path) -> None:
         with pytest.raises(Exception, match=why):
@@ -481,7 +481,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
     assert len(run_as_json(capsys, "identity", "new", "--folder", shop)["identity"]) == 64
     for wrong in (("new", "--folder", shop), ("show", tmp_path)):
         assert "identity" in run_as_json(capsys, "identity", *wrong, code=2)["error"]["message"]
-    call = ("project", "join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
+    call = ("project", "join", bank / project.PROPOSAL_FILE, "--as", "shop", "--folder", shop)
     file = here.base / "shop" / "shop.csv"
     table = ("--table", file, "--columns", "--id-column", "client", "--missing", "mean")
     sealed = (
@@ -512,7 +512,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
     said = run_as_json(capsys, *call, *table, "--words", words)
     assert "280 rows, 2 features, basket, visits" in said["asked"]["table"]
     assert said["asked"]["columns"].startswith("IDs in client;")
-    assert "missing: mean" in (shop / project.RUN).read_text()
+    assert "missing: mean" in (shop / project.RUN_FILE).read_text()
     assert said["asked"]["aggregator (aggregator)"].endswith("run by Sums")
     assert "sends about" in said["asked"]["bytes"]
     assert "bank: alignment" in dict(
@@ -529,7 +529,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
     new = (
         "project",
         "new",
-        bank / project.RUN,
+        bank / project.RUN_FILE,
         "--as",
         "bank",
         "--folder",
@@ -567,7 +567,7 @@ def test_who_joins_with_a_messy_table_reads_options_that_mend_it(
 ) -> None:
     file = here.base / "shop" / "shop.csv"
     pd.read_csv(file, dtype=str).assign(**MESSY[case]).to_csv(file, index=False)
-    proposal = here.home("bank") / project.PROPOSAL
+    proposal = here.home("bank") / project.PROPOSAL_FILE
     call = ["project", "join", str(proposal), "--as", "shop", "--folder", str(tmp_path / "shop")]
     call += ["--table", str(file)]
     capsys.readouterr()
@@ -578,7 +578,7 @@ def test_who_joins_with_a_messy_table_reads_options_that_mend_it(
     options = said[said.index("\n--set ") :].replace("\\\n", " ")
     assert execute([*call, *shlex.split(options)]) == 0
     assert "To take part, send " in capsys.readouterr().out
-    settings = parse_yaml((tmp_path / "shop" / project.RUN).read_text(), "run.yaml")[0]
+    settings = parse_yaml((tmp_path / "shop" / project.RUN_FILE).read_text(), "run.yaml")[0]
     assert {"file", "missing"} & set(settings["data"]["parties"]["shop"])
 
 
@@ -595,7 +595,7 @@ def test_who_joins_sets_nothing_but_what_is_of_its_table(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         project.answer_proposal(
-            here.home("bank") / project.PROPOSAL, "shop", tmp_path / "shop", settings=[setting]
+            here.home("bank") / project.PROPOSAL_FILE, "shop", tmp_path / "shop", settings=[setting]
         )
 
 
@@ -652,7 +652,7 @@ def test_a_party_is_checked_and_plans_alone(
             assert begun["error"]["message"] == value
         path.write_text(whole)
 
-    run = home / project.RUN
+    run = home / project.RUN_FILE
     table = here.base / "shop" / "shop.csv"
     require_finding(
         run,
@@ -733,7 +733,7 @@ def organisations_with_faulty_tables(base: Path) -> Organisations:
     del settings["data"]["parties"]["bank"]["file"]  # so that no table is declared yet
     made.config = load_config_text(format_yaml(settings))
     made.seal()
-    run = made.home("bank") / project.RUN
+    run = made.home("bank") / project.RUN_FILE
     settings = parse_yaml(run.read_text(), "run.yaml")[0]
     for name, columns in FAULTY.items():
         file = base / name / f"{name}.csv"
@@ -759,15 +759,15 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
     assert execute(["project", "check", "--config", str(bank / "party.yaml")]) == 3
     shown = capsys.readouterr().out
     unbroken = "".join(shown.split())  # a long path may be cut by the end of a line
-    assert "".join(f"below the same keys of {bank / project.RUN}".split()) in unbroken
+    assert "".join(f"below the same keys of {bank / project.RUN_FILE}".split()) in unbroken
     assert found["settings"] in shown
 
-    settings = parse_yaml((bank / project.RUN).read_text(), "run.yaml")[0]
+    settings = parse_yaml((bank / project.RUN_FILE).read_text(), "run.yaml")[0]
     pasted = parse_yaml(found["settings"], "pasted")[0]["data"]["parties"]
     assert set(pasted) == set(FAULTY)
     for party, lines in pasted.items():
         settings["data"]["parties"][party] |= lines
-    (bank / project.RUN).write_text(format_yaml(settings))
+    (bank / project.RUN_FILE).write_text(format_yaml(settings))
     mended = run_as_json(capsys, "project", "check", "--config", bank / "party.yaml")
     assert mended["settings"] == ""
     states = {each["name"]: each["state"] for each in mended["findings"]}
@@ -853,7 +853,7 @@ def test_a_list_that_nobody_reads_is_no_protection(
 def test_a_project_that_was_sealed_again_is_joined_again(here: Organisations) -> None:
     shop = here.home("shop")
     assert "sealed certificate" not in certificate_findings(shop)
-    answers = [here.home(name) / project.ANSWER.format(name) for name in OTHERS]
+    answers = [here.home(name) / project.ANSWER_FILE.format(name) for name in OTHERS]
     project.seal_project(answers, here.home("bank"))
     shutil.copy(here.home("bank") / SEALED_PROJECT, shop / SEALED_PROJECT)
     assert "join that file again" in certificate_findings(shop)["sealed certificate"][1]
@@ -915,7 +915,7 @@ def test_two_parties_meet_and_compare(
         **(engine if over == "flower" else {}),
     )
     own = {"file": str(tmp_path / "shop" / "shop.csv")}
-    project.answer_proposal(homes["bank"] / project.PROPOSAL, "shop", homes["shop"], table=own)
+    project.answer_proposal(homes["bank"] / project.PROPOSAL_FILE, "shop", homes["shop"], table=own)
     project.seal_project([homes["shop"] / "answer-shop.json"], homes["bank"])
     project.accept_project(homes["bank"] / SEALED_PROJECT, "shop", homes["shop"])
     # Both parties' commands run in this process. Typer unsets the variable while it reads a command

@@ -34,7 +34,7 @@ from secure_apfed.organisations import served
 from secure_apfed.organisations.local import find_free_addresses, prepare_parties
 from secure_apfed.organisations.party import PartyFile, ServeSettings, run_party
 from secure_apfed.organisations.revocation import FilesReplacedError, SessionFiles
-from secure_apfed.organisations.served import AnswerBook, predict_jointly, serve_party
+from secure_apfed.organisations.served import AnswerLog, predict_jointly, serve_party
 from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import PROJECT_ENDED
 from tests.links.trained_parties import (
@@ -343,7 +343,7 @@ def test_limits_that_nobody_set_follow_from_the_table(people: int, a_day: int, i
 
 @pytest.mark.parametrize("limit", ["lookups_a_day", "a_day", "in_all"])
 def test_a_book_without_limits_refuses_the_whole_table_in_a_day(limit: str, tmp_path: Path) -> None:
-    book = AnswerBook(tmp_path / "book", "shop", ServeSettings(), people=5_000)
+    book = AnswerLog(tmp_path / "book", "shop", ServeSettings(), person_count=5_000)
     people = [f"{number}".encode() for number in range(501)]
     if limit == "lookups_a_day":
         book.count_lookups(500)
@@ -354,7 +354,7 @@ def test_a_book_without_limits_refuses_the_whole_table_in_a_day(limit: str, tmp_
         with pytest.raises(LimitReachedError, match=r"serve\.a_day of its file is 500"):
             book.count_answers(people, None)
         return
-    book = AnswerBook(tmp_path / "all", "shop", ServeSettings(a_day=9_999), people=300)
+    book = AnswerLog(tmp_path / "all", "shop", ServeSettings(a_day=9_999), person_count=300)
     with pytest.raises(LimitReachedError, match=r"serve\.in_all of its file is 300"):
         book.count_answers(people, None)
 
@@ -380,14 +380,14 @@ def test_where_overlaps_are_hidden_nobody_serves_or_asks(
 def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_path: Path) -> None:
     day = ["2026-01-01"]
 
-    def book(**limits: Any) -> AnswerBook:
-        return AnswerBook(
+    def book(**limits: Any) -> AnswerLog:
+        return AnswerLog(
             tmp_path / "book",
             "shop",
             ServeSettings(**limits),
-            people=1000,
-            budget=2.0,
-            today=lambda: day[0],
+            person_count=1000,
+            epsilon_budget=2.0,
+            get_today=lambda: day[0],
         )
 
     book(a_day=3).count_answers([b"ann", b"bob"], None)
@@ -407,7 +407,7 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
         book()
     (tmp_path / "link").symlink_to(tmp_path / "book")
     with pytest.raises(CheckpointError, match="link"):
-        AnswerBook(tmp_path / "link", "shop", ServeSettings(), people=9)
+        AnswerLog(tmp_path / "link", "shop", ServeSettings(), person_count=9)
 
 
 def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> None:
@@ -556,7 +556,7 @@ def test_who_shows_a_revoked_certificate_is_named_and_serves_again_once_it_has_a
     files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No prediction is lost to a certificate that was replaced while its party serves."""
-    monkeypatch.setattr(served, "_REFUSED_S", 0.5)
+    monkeypatch.setattr(served, "_MAX_REFUSAL_S", 0.5)
     here = OverTls(files_by_party, tmp_path)
     output = tmp_path / "out.csv"
 
@@ -614,7 +614,7 @@ def test_who_serves_asks_while_it_waits_whether_its_files_are_the_same(
 def test_who_predicts_is_told_at_once_of_a_refusal(
     files_by_party: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "_REFUSED_S", 0.0)
+    monkeypatch.setattr(served, "_MAX_REFUSAL_S", 0.0)
 
     def meet(file: PartyFile, identity: Any, known: Any, told: Any) -> Any:
         told({"shop": "the relay is not reached", "clinic": ""})
@@ -752,11 +752,11 @@ def test_a_prediction_waits_for_who_is_silent_and_not_for_who_is_refused() -> No
         now[0] += 60
         refusals.require_brief(missing)
     refusals.require_brief({"shop": why, "clinic": ""})
-    now[0] += served._REFUSED_S / 2
+    now[0] += served._MAX_REFUSAL_S / 2
     refusals.require_brief({"clinic": ""})  # it came with another one
-    now[0] += served._REFUSED_S
+    now[0] += served._MAX_REFUSAL_S
     refusals.require_brief({"shop": why})
-    now[0] += served._REFUSED_S
+    now[0] += served._MAX_REFUSAL_S
     with pytest.raises(PartyLeftError, match=f"no link to shop: {why}; ask again once") as told:
         refusals.require_brief({"shop": why, "clinic": ""})
     assert told.value.missing_parties == ("shop",)

@@ -32,7 +32,7 @@ LONG = {"epochs": 4000, "batch_size": 64, "learning_rate": 0.01, "device": "cpu"
 
 
 def test_of_ports_each_is_named_once_and_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_PORTS", range(31_900, 32_000))
+    monkeypatch.setattr(local, "_PORT_RANGE", range(31_900, 32_000))
     held = local.find_free_addresses(80)
     assert len({*held}) == 80
     assert {int(place.rpartition(":")[2]) for place in held} <= {*range(31_900, 32_000)}

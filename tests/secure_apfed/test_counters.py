@@ -17,7 +17,7 @@ from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.organisations.counters import COUNTER_CHECKPOINT, COUNTERS, open_counters
 from secure_apfed.organisations.party import ServeSettings
-from secure_apfed.organisations.served import AnswerBook
+from secure_apfed.organisations.served import AnswerLog
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
 from secure_apfed.runs.audit_log import AuditLog, verify_log
 from secure_apfed.runs.folder import PartyFolder
@@ -40,7 +40,7 @@ def count_stage(path: Path, number: int) -> None:
 
 
 def count_answer(path: Path, number: int) -> None:
-    book = AnswerBook(path, "shop", ServeSettings(), people=9, run=path.parent.parent.name)
+    book = AnswerLog(path, "shop", ServeSettings(), person_count=9, run=path.parent.parent.name)
     book.count_answers([f"person {number}".encode()], None)
     book.close()
 
@@ -212,7 +212,7 @@ def test_an_older_copy_goes_on_from_what_it_holds(tmp_path: Path) -> None:
     (restart,) = verify_log(folder).restarts
     assert (restart.why, restart.noted, restart.number) == ("lower", 4, 3)
     limits = ServeSettings(a_person=1)
-    book = AnswerBook(folder / "answered.sqlite", "shop", limits, people=9, run="run")
+    book = AnswerLog(folder / "answered.sqlite", "shop", limits, person_count=9, run="run")
     assert book.list_exhausted_people([b"person 3", b"person 4"], None) == [0]
     book.close()
 
@@ -305,16 +305,16 @@ def test_what_is_no_counter_is_not_restarted(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("party", "run"), [("clinic", "run"), ("shop", "another")])
 def test_a_book_of_another_party_or_run_is_refused(party: str, run: str, tmp_path: Path) -> None:
-    AnswerBook(tmp_path / "book", "shop", ServeSettings(), people=9, run="run").close()
+    AnswerLog(tmp_path / "book", "shop", ServeSettings(), person_count=9, run="run").close()
     with pytest.raises(CheckpointError, match="is the book of answers of shop"):
-        AnswerBook(tmp_path / "book", party, ServeSettings(), people=9, run=run)
+        AnswerLog(tmp_path / "book", party, ServeSettings(), person_count=9, run=run)
 
 
 @pytest.mark.parametrize("table", ["hashed", "running", "whose"])
 def test_a_book_that_lacks_a_part_is_a_sentence(table: str, tmp_path: Path) -> None:
-    AnswerBook(tmp_path / "book", "shop", ServeSettings(), people=9).close()
+    AnswerLog(tmp_path / "book", "shop", ServeSettings(), person_count=9).close()
     with sqlite3.connect(tmp_path / "book") as book:
         book.execute(f"DROP TABLE {table}")
         book.execute(f"CREATE TABLE {table} (something)")
     with pytest.raises(CheckpointError, match="is no book of answers"):
-        AnswerBook(tmp_path / "book", "shop", ServeSettings(), people=9)
+        AnswerLog(tmp_path / "book", "shop", ServeSettings(), person_count=9)

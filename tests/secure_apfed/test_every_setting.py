@@ -201,13 +201,13 @@ def go_through(settings: Mapping[str, Any], tables: Path, folder: Path) -> None:
     project.propose_project(
         config, "bank", home["bank"], addresses=addresses, run_by=run_by, show=show("bank")
     )
-    proposal = home["bank"] / project.PROPOSAL
+    proposal = home["bank"] / project.PROPOSAL_FILE
     answers = []
     for name in [one for one in roles if one != "bank"]:
         table = tables / f"{name}.csv"
         own = {"file": str(table)} if table.exists() else None
         project.answer_proposal(proposal, name, home[name], table=own, show=show(name))
-        answers.append(home[name] / project.ANSWER.format(name))
+        answers.append(home[name] / project.ANSWER_FILE.format(name))
     project.seal_project(answers, home["bank"])
     for name in ("shop", "bank"):
         if name in roles:
@@ -289,7 +289,7 @@ def test_hidden_overlaps_go_through(
         go_through(settings, tables, tmp_path)
     if base == "split_nn_sum":
         assert "not served, since a lookup tells whom" in capsys.readouterr().out
-    run = tmp_path / "shop" / project.RUN
+    run = tmp_path / "shop" / project.RUN_FILE
     run.write_text(
         run.read_text().replace("overlaps: hidden", "overlaps: shown\n  protocol: opprf_ot")
     )

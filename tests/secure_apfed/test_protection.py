@@ -231,7 +231,7 @@ def test_a_weakened_setting_is_shown_and_refused_by_a_party(path: str) -> None:
     told = rf"shop: {case.path or path} is .*, and {side}.*of shop/party.yaml asks for .*ask bank"
     limits = OwnLimits(**{side: {path: case.limit}})
     with pytest.raises(ConfigError, match=told.replace("*.", r"\*.", 1) if "*." in path else told):
-        limits.require_protection(config, party="shop", path=SHOP, ask="bank")
+        limits.require_protection(config, party="shop", path=SHOP, settings_owner="bank")
 
 
 # By default they say no value, or have no default.
@@ -257,7 +257,7 @@ def test_the_usual_value_is_within_a_limit_of_it(path: str) -> None:
     side = "maxima" if mark.less == "higher" else "minima"
     config = run_of(Case((), case.limit, method=case.method))
     OwnLimits(**{side: {path: case.limit}}).require_protection(
-        config, party="shop", path=SHOP, ask="bank"
+        config, party="shop", path=SHOP, settings_owner="bank"
     )
 
 
@@ -279,12 +279,14 @@ WRONG_LIMITS: list[tuple[dict[str, Any], str]] = [
 def test_limits_that_cannot_hold_are_told(said: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         OwnLimits(**said).require_protection(
-            run_of(Case((), 0)), party="shop", path=SHOP, ask="bank"
+            run_of(Case((), 0)), party="shop", path=SHOP, settings_owner="bank"
         )
 
 
 def test_all_that_goes_below_is_told_at_once() -> None:
     limits = OwnLimits(minima={"alignment.minimum_rows": 20}, maxima={"secure_sum.bits": 8})
     with pytest.raises(ConfigError) as raised:
-        limits.require_protection(run_of(Case((), 0)), party="shop", path=SHOP, ask="bank")
+        limits.require_protection(
+            run_of(Case((), 0)), party="shop", path=SHOP, settings_owner="bank"
+        )
     assert str(raised.value).count("\n") == 1
