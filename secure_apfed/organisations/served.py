@@ -461,7 +461,9 @@ def serve_party(
             )
             # The limits in the file may have changed since the last session.
             limits = PartyFile.from_file(path).serve
-            party = replace(party, file=party.settings_file.model_copy(update={"serve": limits}))
+            party = replace(
+                party, settings_file=party.settings_file.model_copy(update={"serve": limits})
+            )
             try:
                 _serve_session(party, data, connect, status, session_files)
                 on_session("a session ended")

@@ -184,7 +184,7 @@ OF_AN_ANSWER = (
 def text_of_answer(proposal_files: Organisations) -> str:
     proposal = proposal_files.home("bank") / project.PROPOSAL_FILE
     return proposal_files.answer(
-        "shop", proposal, columns=True, colluding_groups=[["bank", "aggregator"]]
+        "shop", proposal, shows_column_names=True, colluding_groups=[["bank", "aggregator"]]
     ).read_text()
 
 

@@ -96,7 +96,9 @@ class Organisations:
     def seal(self) -> Path:
         """Let everybody join and seal the project; return the sealed file."""
         proposal = self.propose()
-        answers = [self.answer(name, proposal, columns=name == "shop") for name in OTHERS]
+        answers = [
+            self.answer(name, proposal, shows_column_names=name == "shop") for name in OTHERS
+        ]
         project.seal_project(answers, self.home("bank"))
         sealed = self.home("bank") / SEALED_PROJECT
         for name in OTHERS:
