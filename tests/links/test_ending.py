@@ -225,8 +225,9 @@ def test_who_runs_is_told_how_to_stop_and_nothing_is_deleted(is_trained: bool, s
 def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from secure_apfed.organisations import served
 
-    file = PartyFile.from_file(shop / "party.yaml")
-    stub: Any = type("Stub", (), {"file": file, "folder": PartyFolder(shop), "card": None})()
+    settings = PartyFile.from_file(shop / "party.yaml")
+    fields = {"settings_file": settings, "folder": PartyFolder(shop), "network_card": None}
+    stub: Any = type("Stub", (), fields)()
     monkeypatch.setattr(served._JointParty, "from_file", lambda path: stub)
     ending._write_marker(ending.find_owner(shop, None), (), 1.0, is_complete=False)
     said: list[str] = []
