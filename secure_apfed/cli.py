@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from secure_apfed.data import VerticalData
     from secure_apfed.runs.outcome import RunResult
 
-_JSON = {"--json", "--json-events"}
+_JSON_OPTIONS = {"--json", "--json-events"}
 # The errors of a wrong call; click is a package of its own or, since typer 0.26, part of typer.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
@@ -148,18 +148,18 @@ def run(
     _check_attacks_and_study(config, folder)
     if contributions:
         _refuse_contributions(transport, resume=resume, has_several_seeds=seeds is not None)
-    in_memory = transport is TransportName.memory
+    is_in_memory = transport is TransportName.memory
     if seeds is not None:
-        _refuse_with_seeds(in_memory and not (resume or json_events or profile))
+        _refuse_with_seeds(is_in_memory and not (resume or json_events or profile))
         _run_seeds(config, folder, seeds, jobs, baselines=baselines, as_json=as_json)
         return
-    _refuse_output_options(in_memory=in_memory, profile=profile, json_events=json_events)
+    _refuse_output_options(is_in_memory=is_in_memory, profile=profile, json_events=json_events)
     run_options: dict[str, Any] = {
         "resume": resume,
         "transport": transport.value,
         "timeout_s": timeout,
     }
-    if not in_memory:
+    if not is_in_memory:
         run_options["baselines"] = baselines  # the active's own process measures local models
     if contributions:
         run_options["data"] = _load_several_passives(config)
@@ -173,33 +173,33 @@ def run(
             result,
             baselines=baselines,
             contributions=contributions,
-            quiet=as_json or json_events,
+            is_quiet=as_json or json_events,
             phases=phases if profile else None,
         )
 
 
-def _refuse_with_seeds(is_allowed: bool) -> None:
+def _refuse_with_seeds(has_only_allowed_options: bool) -> None:
     """Refuse --seeds together with options that concern a single run or another transport.
 
-    `is_allowed`: whether none of these options is given.
+    `has_only_allowed_options`: whether none of these options is given.
     """
-    if not is_allowed:
+    if not has_only_allowed_options:
         raise typer.BadParameter(
             "--seeds runs in memory, goes on where it was stopped, and prints with --json "
             "alone; leave out --transport, --resume, --profile and --json-events"
         )
 
 
-def _refuse_output_options(*, in_memory: bool, profile: bool, json_events: bool) -> None:
+def _refuse_output_options(*, is_in_memory: bool, profile: bool, json_events: bool) -> None:
     """Refuse --profile and --json-events with a transport for which they do not work.
 
-    `in_memory`: whether one process simulates all parties.
+    `is_in_memory`: whether one process simulates all parties.
     """
-    if profile and not in_memory:
+    if profile and not is_in_memory:
         raise typer.BadParameter(
             "--profile measures one run in memory, in the process that plays it"
         )
-    if json_events and in_memory:
+    if json_events and is_in_memory:
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
 
 
@@ -272,22 +272,28 @@ def _load_several_passives(config: "Config") -> "VerticalData":
 
 
 def _run_seeds(
-    config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
+    config: "Config",
+    folder: Path,
+    seed_count: int,
+    parallel_runs: int,
+    *,
+    baselines: bool,
+    as_json: bool,
 ) -> None:
     """Run under several seeds, and show means, intervals and whether the passives' help gains.
 
     Args:
         config: the run's settings.
         folder: the folder for all runs.
-        seeds: how many seeds, from the run's own seed on.
-        jobs: how many runs at a time.
+        seed_count: how many seeds, from the run's own seed on.
+        parallel_runs: how many runs at a time.
         baselines: whether local models are measured.
         as_json: whether one JSON object is printed instead of text.
     """
     from apfed_experiments.several import declare_study
 
-    study = declare_study(config, folder, seed_count=seeds, should_measure_baselines=baselines)
-    answer = finished.run_study(study, jobs, quiet=as_json)
+    study = declare_study(config, folder, seed_count=seed_count, should_measure_baselines=baselines)
+    answer = finished.run_study(study, parallel_runs, is_quiet=as_json)
     if as_json:
         terminal.print_json(answer.measured.as_json())
 
@@ -535,12 +541,16 @@ def _refuse_moved_command(arguments: Sequence[str]) -> None:
 
     `arguments`: the words after `secure-apfed`.
     """
-    old = arguments[0] if arguments else ""
-    if old not in MOVED_COMMANDS:
+    old_name = arguments[0] if arguments else ""
+    if old_name not in MOVED_COMMANDS:
         return
-    new = MOVED_COMMANDS[old]
-    place = "" if new.startswith("secure-apfed") else ", from a checkout of the project"
-    raise _UsageError(f"{old} is called {new} now: say `{new}` in its place{place}")
+    new_command = MOVED_COMMANDS[old_name]
+    place_text = (
+        "" if new_command.startswith("secure-apfed") else ", from a checkout of the project"
+    )
+    raise _UsageError(
+        f"{old_name} is called {new_command} now: say `{new_command}` in its place{place_text}"
+    )
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -549,13 +559,13 @@ def execute(arguments: Sequence[str]) -> int:
     `arguments`: the words after `secure-apfed`.
     """
     debug = "--debug" in arguments
-    as_json = not _JSON.isdisjoint(arguments)
-    words = [argument for argument in arguments if argument != "--debug"]
+    as_json = not _JSON_OPTIONS.isdisjoint(arguments)
+    command_words = [argument for argument in arguments if argument != "--debug"]
     with warnings.catch_warnings():
         warnings.showwarning = terminal.show_warning
         try:
-            _refuse_moved_command(words)
-            exit_code = app(args=words, prog_name="secure-apfed", standalone_mode=False)
+            _refuse_moved_command(command_words)
+            exit_code = app(args=command_words, prog_name="secure-apfed", standalone_mode=False)
         except _UsageError as error:
             if not error.format_message():  # no command was named, and the help was printed
                 return error.exit_code
@@ -564,7 +574,7 @@ def execute(arguments: Sequence[str]) -> int:
             )
         except (KeyboardInterrupt, _InterruptedRun) as stop:
             failure = terminal.Failure(
-                code=terminal.INTERRUPTED,
+                code=terminal.INTERRUPTED_EXIT_CODE,
                 title="Stopped",
                 kind="Interrupted",
                 message=str(stop) or "interrupted",

@@ -66,15 +66,15 @@ __all__ = [
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_MARGIN = 6.0  # standard errors that are allowed for chance
-_MAX_WRONG = 1e-7  # largest probability that a class with a true claim is refused
+_MARGIN_STANDARD_ERRORS = 6.0  # standard errors that are allowed for chance
+_MAX_FALSE_REFUSAL = 1e-7  # largest probability that a class with a true claim is refused
 # The synthetic people that labellers vote on.
-_PEOPLE = 60
-_COLUMNS = 5
-_CLASSES = 3
-_SEEDS = 2
-_QUESTIONS = 80  # requests of votes, each with fresh noise
-_ANSWERS = 20_000  # randomised answers for each true label
+_N_PEOPLE = 60
+_N_COLUMNS = 5
+_N_CLASSES = 3
+_N_SEEDS = 2
+_N_REQUESTS = 80  # requests of votes, each with fresh noise
+_ANSWERS_PER_LABEL = 20_000  # randomised answers for each true label
 
 
 def check_sensitivity(
@@ -95,14 +95,16 @@ def check_sensitivity(
         >>> rows = [np.array([3.0, 4.0]), np.array([-3.0, -4.0])]
         >>> check_sensitivity(lambda row: row / np.linalg.norm(row), rows, 2.0, name="unit rows")
     """
-    results = [np.asarray(contribute(row), dtype=np.float64).ravel() for row in rows]
-    pairs = itertools.combinations(results, 2)
-    distance = max((float(np.linalg.norm(first - second)) for first, second in pairs), default=0.0)
-    if not distance <= claimed * (1 + 1e-9):
+    number_vectors = [np.asarray(contribute(row), dtype=np.float64).ravel() for row in rows]
+    vector_pairs = itertools.combinations(number_vectors, 2)
+    largest_distance = max(
+        (float(np.linalg.norm(first - second)) for first, second in vector_pairs), default=0.0
+    )
+    if not largest_distance <= claimed * (1 + 1e-9):
         raise PromiseError(
             f"{name} says that one person moves its numbers by {claimed:.6g} at most (L2), and "
-            f"two of {len(rows)} inputs lie {distance:.6g} apart; clip what is contributed, or "
-            "state the larger number"
+            f"two of {len(rows)} inputs lie {largest_distance:.6g} apart; clip what is "
+            "contributed, or state the larger number"
         )
 
 
@@ -118,17 +120,22 @@ def check_labeller(labeller: Labeller) -> None:
     Raises:
         PromiseError: names the class, the property and the measurement.
     """
-    for seed in range(_SEEDS):
+    for seed in range(_N_SEEDS):
         features_UF, labelled_n, labels_n = _draw_people(seed)
         # With and without votes on labelled rows that do not use these rows' own labels.
         for is_judge in (True, False):
             check_votes(
-                labeller, features_UF, labelled_n, labels_n, _CLASSES, is_without_own_label=is_judge
+                labeller,
+                features_UF,
+                labelled_n,
+                labels_n,
+                _N_CLASSES,
+                is_without_own_label=is_judge,
             )
         if labeller.linear:
             _check_linear(labeller, features_UF, labelled_n)
     if math.isfinite(labeller.model.mu):
-        _check_model(labeller)
+        _check_model_privacy(labeller)
 
 
 def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
@@ -138,10 +145,10 @@ def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
     that have a label.
     """
     generator = np.random.default_rng(seed)
-    classes_U = generator.permutation(np.arange(_PEOPLE) % _CLASSES)
-    centres_KF = 3 * generator.standard_normal((_CLASSES, _COLUMNS))
-    features_UF = centres_KF[classes_U] + generator.standard_normal((_PEOPLE, _COLUMNS))
-    labelled_n = generator.permutation(_PEOPLE)[:12]
+    classes_U = generator.permutation(np.arange(_N_PEOPLE) % _N_CLASSES)
+    centres_KF = 3 * generator.standard_normal((_N_CLASSES, _N_COLUMNS))
+    features_UF = centres_KF[classes_U] + generator.standard_normal((_N_PEOPLE, _N_COLUMNS))
+    labelled_n = generator.permutation(_N_PEOPLE)[:12]
     return features_UF, labelled_n, classes_U[labelled_n]
 
 
@@ -158,17 +165,19 @@ def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers)
     require_short(labeller, matrix_Un)  # the norm of its rows, on which a bound relies
     generator = np.random.default_rng(0)
     for _ in range(3):
-        labels_n = generator.integers(0, _CLASSES, len(labelled_n))
-        votes_UK = labeller.label_rows(features_UF, labelled_n, labels_n, _CLASSES)
-        distance = float(np.abs(votes_UK - matrix_Un @ np.eye(_CLASSES)[labels_n]).max())
-        if not distance <= 1e-9:
+        labels_n = generator.integers(0, _N_CLASSES, len(labelled_n))
+        votes_UK = labeller.label_rows(features_UF, labelled_n, labels_n, _N_CLASSES)
+        largest_difference = float(
+            np.abs(votes_UK - matrix_Un @ np.eye(_N_CLASSES)[labels_n]).max()
+        )
+        if not largest_difference <= 1e-9:
             raise PromiseError(
-                f"{name} says linear = True, but its votes lie {distance:.3g} from its matrix "
-                "times the labels"
+                f"{name} says linear = True, but its votes lie {largest_difference:.3g} from its "
+                "matrix times the labels"
             )
 
 
-def _check_model(labeller: Labeller) -> None:
+def _check_model_privacy(labeller: Labeller) -> None:
     """Raise PromiseError if votes on others reveal a labelled person's features better than mu
     allows.
 
@@ -180,12 +189,12 @@ def _check_model(labeller: Labeller) -> None:
     mu = labeller.model.mu
     features_UF, labelled_n, labels_n = _draw_people(0)
     # Only two labelled people, of different classes: one of few influences the model most.
-    two_n = np.array([0, int((labels_n != labels_n[0]).argmax())])
-    labelled_n = labelled_n[two_n]
-    labels_n = labels_n[two_n]
+    first_of_two_classes_n = np.array([0, int((labels_n != labels_n[0]).argmax())])
+    labelled_n = labelled_n[first_of_two_classes_n]
+    labels_n = labels_n[first_of_two_classes_n]
     changed_UF = features_UF.copy()
     changed_UF[labelled_n[0]] *= -1
-    unchanged_people = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
+    unchanged_positions = np.setdiff1d(np.arange(_N_PEOPLE), labelled_n[:1])
 
     def collect_votes(rows_UF: Floats) -> Floats:
         """Return the votes on all people but the changed one, for each request, (Q, V): V class
@@ -194,29 +203,34 @@ def _check_model(labeller: Labeller) -> None:
         `rows_UF`: features of all people, (U, F).
         """
         votes = []
-        for number in range(_QUESTIONS):
-            asked_labeller = labeller.for_request(b"measured %d" % number)
-            votes_UK = asked_labeller.label_rows(rows_UF, labelled_n, labels_n, _CLASSES)
-            votes.append(votes_UK[unchanged_people].ravel())
+        for request_number in range(_N_REQUESTS):
+            labeller_of_request = labeller.for_request(b"measured %d" % request_number)
+            votes_UK = labeller_of_request.label_rows(rows_UF, labelled_n, labels_n, _N_CLASSES)
+            votes.append(votes_UK[unchanged_positions].ravel())
         return np.stack(votes)
 
     votes_QV = collect_votes(features_UF)
     changed_votes_QV = collect_votes(changed_UF)
-    spread = np.ptp(votes_QV, axis=0).max()  # of one score over the requests
-    if spread <= 1e-12:
+    largest_spread = np.ptp(votes_QV, axis=0).max()  # of one score over the requests
+    if largest_spread <= 1e-12:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}), but its votes on "
-            f"{_QUESTIONS} questions are the same: there is no noise on what it fitted"
+            f"{_N_REQUESTS} questions are the same: there is no noise on what it fitted"
         )
-    half = _QUESTIONS // 2
+    n_fitting_requests = _N_REQUESTS // 2
     # Votes are projected on the difference of the two tables' means, and cut half-way.
-    direction_V = votes_QV[:half].mean(axis=0) - changed_votes_QV[:half].mean(axis=0)
+    direction_V = votes_QV[:n_fitting_requests].mean(axis=0) - changed_votes_QV[
+        :n_fitting_requests
+    ].mean(axis=0)
     projected_Q = votes_QV @ direction_V
     changed_projected_Q = changed_votes_QV @ direction_V
-    cut = (np.median(projected_Q[:half]) + np.median(changed_projected_Q[:half])) / 2
-    true_positives = int((projected_Q[half:] > cut).sum())
-    false_positives = int((changed_projected_Q[half:] > cut).sum())
-    measured_mu = _bound_mu(true_positives, false_positives, _QUESTIONS - half)
+    threshold = (
+        np.median(projected_Q[:n_fitting_requests])
+        + np.median(changed_projected_Q[:n_fitting_requests])
+    ) / 2
+    true_positives = int((projected_Q[n_fitting_requests:] > threshold).sum())
+    false_positives = int((changed_projected_Q[n_fitting_requests:] > threshold).sum())
+    measured_mu = _bound_mu(true_positives, false_positives, _N_REQUESTS - n_fitting_requests)
     if measured_mu > mu:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}, mu {mu:.3g}), but votes on "
@@ -224,23 +238,27 @@ def _check_model(labeller: Labeller) -> None:
         )
 
 
-def _bound_mu(true_positives: int, false_positives: int, trials: int) -> float:
+def _bound_mu(true_positives: int, false_positives: int, trials_per_table: int) -> float:
     """Return a lower bound of mu-Gaussian differential privacy from a test's hits and false alarms.
 
     It is the normal quantile of the true positive rate minus that of the false positive rate (Dong,
     Roth and Su 2022, Definition 2.6). Both rates are replaced by their confidence limits (Clopper
     and Pearson 1934), so that chance rarely makes the bound too high. 0: nothing is proved.
 
-    `trials`: number of trials with each of the two tables.
+    `trials_per_table`: number of trials with each of the two tables.
     """
-    quantile = scipy.stats.beta.ppf
+    beta_quantile = scipy.stats.beta.ppf
     lowest_true_rate = 0.0
     if true_positives:
-        lowest_true_rate = float(quantile(_MAX_WRONG, true_positives, trials - true_positives + 1))
+        lowest_true_rate = float(
+            beta_quantile(_MAX_FALSE_REFUSAL, true_positives, trials_per_table - true_positives + 1)
+        )
     highest_false_rate = 1.0
-    if false_positives < trials:
+    if false_positives < trials_per_table:
         highest_false_rate = float(
-            quantile(1 - _MAX_WRONG, false_positives + 1, trials - false_positives)
+            beta_quantile(
+                1 - _MAX_FALSE_REFUSAL, false_positives + 1, trials_per_table - false_positives
+            )
         )
     if lowest_true_rate <= highest_false_rate:
         return 0.0
@@ -271,31 +289,35 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
     gradient_BD = torch.randn(16, 6, generator=generator, device="cpu")
     labels_B = torch.arange(16) % 2
     gradient_BD += 2.0 * labels_B[:, None]  # the gradients differ by class, as real ones do
-    for released in defence.protects:
+    for protected_kind in defence.protects:
         # Only the active, which returns gradients, knows the labels.
-        known_labels = labels_B if released == "returned gradients" else None
-        leaving = Leaving(step=3, receiver="peer", labels=known_labels)
+        known_labels = labels_B if protected_kind == "returned gradients" else None
+        circumstances = Leaving(step=3, receiver="peer", labels=known_labels)
         before_BD = gradient_BD.clone()
         # Only the global generators differ; a defence that draws from them changes its output.
-        outputs = [_run_defence(make(), gradient_BD, leaving, seed) for seed in (0, 1)]
+        outputs_under_two_seeds = [
+            _run_defence(make(), gradient_BD, circumstances, seed) for seed in (0, 1)
+        ]
         if not torch.equal(gradient_BD, before_BD):
             raise PromiseError(f"{name} writes to the gradient that it was given; return another")
         if any(
-            output.shape != before_BD.shape or output.dtype != before_BD.dtype for output in outputs
+            output.shape != before_BD.shape or output.dtype != before_BD.dtype
+            for output in outputs_under_two_seeds
         ):
             raise PromiseError(
                 f"{name} turns a gradient of {before_BD.dtype} of shape {tuple(before_BD.shape)} "
-                f"into {outputs[0].dtype} of shape {tuple(outputs[0].shape)}"
+                f"into {outputs_under_two_seeds[0].dtype} of shape "
+                f"{tuple(outputs_under_two_seeds[0].shape)}"
             )
-        if not torch.equal(*outputs):
+        if not torch.equal(*outputs_under_two_seeds):
             raise PromiseError(
                 f"{name} sends another gradient each time: draw from the `noise` that it is built "
                 "with, never from torch or NumPy"
             )
-        if torch.equal(outputs[0], before_BD):
+        if torch.equal(outputs_under_two_seeds[0], before_BD):
             raise PromiseError(
-                f"{name} says that it protects {released}, and lets them leave as they came; take "
-                "the word out of `protects`, or change them"
+                f"{name} says that it protects {protected_kind}, and lets them leave as they came; "
+                "take the word out of `protects`, or change them"
             )
 
 
@@ -333,15 +355,15 @@ def check_label_mechanism(mechanism: LabelMechanism) -> None:
             f"{name} says epsilon {mechanism.epsilon:g}, and unsafe = True; a mechanism that "
             "protects says unsafe = False"
         )
-    labels_N = torch.arange(classes).repeat_interleave(_ANSWERS)
+    labels_N = torch.arange(classes).repeat_interleave(_ANSWERS_PER_LABEL)
     priors: list[Tensor | None] = [None]
     if mechanism.stages > 1:
         weights_K = torch.arange(1, classes + 1, dtype=torch.float64)
         priors.append((weights_K / weights_K.sum()).expand(len(labels_N), classes))
     for prior_NK in priors:
         answers_N = mechanism.randomise_labels(labels_N, key=fresh_key(), prior_NK=prior_NK)
-        answers_KA = answers_N.numpy().reshape(classes, _ANSWERS)
-        _require_odds(_count_answers(answers_KA, classes), mechanism.epsilon, name)
+        answers_KA = answers_N.numpy().reshape(classes, _ANSWERS_PER_LABEL)
+        _require_bounded_odds(_count_answers(answers_KA, classes), mechanism.epsilon, name)
 
 
 def check_vote_response(response: VoteResponse) -> None:
@@ -356,10 +378,12 @@ def check_vote_response(response: VoteResponse) -> None:
     classes = response.classes
     no_vote = np.zeros((1, classes))
     inputs_YK = np.vstack([np.eye(classes), no_vote])
-    votes_UK = np.repeat(inputs_YK, _ANSWERS, axis=0)
+    votes_UK = np.repeat(inputs_YK, _ANSWERS_PER_LABEL, axis=0)
     answers_U = response.randomise_votes(votes_UK, key=fresh_key(), about=b"measured")
-    answers_YA = answers_U.reshape(classes + 1, _ANSWERS)
-    _require_odds(_count_answers(answers_YA, classes), response.epsilon, type(response).__name__)
+    answers_YA = answers_U.reshape(classes + 1, _ANSWERS_PER_LABEL)
+    _require_bounded_odds(
+        _count_answers(answers_YA, classes), response.epsilon, type(response).__name__
+    )
 
 
 def _count_answers(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
@@ -370,7 +394,7 @@ def _count_answers(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
     return np.stack([np.bincount(answers_A, minlength=classes) for answers_A in answers_YA])
 
 
-def _require_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> None:
+def _require_bounded_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> None:
     """Raise PromiseError if some answer is more than e^epsilon times as probable under one input as
     under another.
 
@@ -384,10 +408,12 @@ def _require_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> No
     shares_YK = counts_YK / totals_Y1
     errors_YK = np.sqrt(shares_YK * (1 - shares_YK) / totals_Y1)
     # For each answer: the highest share that some input surely has, and the lowest possible one.
-    highest_K = np.clip(shares_YK - _MARGIN * errors_YK, 0, None).max(axis=0)
+    highest_K = np.clip(shares_YK - _MARGIN_STANDARD_ERRORS * errors_YK, 0, None).max(axis=0)
     # An answer that never came has a standard error of 0, and may still have a small probability.
-    smallest_share = _MARGIN**2 / totals_Y1.max()
-    lowest_K = np.maximum(shares_YK + _MARGIN * errors_YK, smallest_share).min(axis=0)
+    smallest_share = _MARGIN_STANDARD_ERRORS**2 / totals_Y1.max()
+    lowest_K = np.maximum(shares_YK + _MARGIN_STANDARD_ERRORS * errors_YK, smallest_share).min(
+        axis=0
+    )
     with np.errstate(divide="ignore"):
         measured_epsilon = float(np.log(highest_K / lowest_K).max())
     if measured_epsilon > epsilon:
@@ -430,23 +456,28 @@ def check_method(config: "Config", folder: Path) -> None:
     from secure_apfed.data import load_data
     from secure_apfed.runs.run import run
 
-    steps = list[int]()
+    completed_steps = list[int]()
     data_settings = config.data.model_copy(update={"labelled": 20})
     config = config.model_copy(update={"data": data_settings})
     data = load_data(data_settings, seed=config.seed)
     result = run(
-        config, folder / "whole", data=data, on_progress=lambda now: steps.append(now.step)
+        config,
+        folder / "whole",
+        data=data,
+        on_progress=lambda now: completed_steps.append(now.step),
     )
     name = config.method.name
     check_declared(config, result)
     # A method that reads no hidden labels gives the same result with others.
-    data_with_other_labels = exchange_hidden_labels(data)
-    if run(config, None, data=data_with_other_labels).accuracy != result.accuracy:
+    data_with_exchanged_labels = exchange_hidden_labels(data)
+    if run(config, None, data=data_with_exchanged_labels).accuracy != result.accuracy:
         raise PromiseError(
             f"{name} learns from labels that nobody was told: with those of other training rows "
             "exchanged its accuracy is another; read data.labelled_rows alone"
         )
-    _check_resumed(config, folder, result, at_step=steps[len(steps) // 2])
+    _check_resumed(
+        config, folder, result, interruption_step=completed_steps[len(completed_steps) // 2]
+    )
 
 
 def check_declared(config: "Config", result: "RunResult") -> None:
@@ -466,32 +497,38 @@ def check_declared(config: "Config", result: "RunResult") -> None:
     recording = result.recording
     active = recording.data.active.name
     # Kinds of messages that were sent, each with whether the active sent it.
-    sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
-    senders = {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS}
+    sent_kinds = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
+    representation_senders = {
+        by_active for kind, by_active in sent_kinds if kind is Kind.REPRESENTATIONS
+    }
     side_titles = {True: "active", False: "passives"}
     is_encoding = method.representation_sender == "passives" or method.has_representation_sum
     # fact -> what the method declares, and what its run shows
-    facts: dict[str, tuple[Any, Any]] = {
+    declared_and_seen_by_fact: dict[str, tuple[Any, Any]] = {
         "representation_sender": (
             method.representation_sender,
-            " and ".join(side_titles[by_active] for by_active in sorted(senders)) or None,
+            " and ".join(side_titles[by_active] for by_active in sorted(representation_senders))
+            or None,
         ),
-        "has_passives": (method.has_passives, bool(sent)),
+        "has_passives": (method.has_passives, bool(sent_kinds)),
         "needs_alignment": (
             method.has_passives and method.needs_alignment,
-            (Kind.ALIGNMENT, True) in sent,
+            (Kind.ALIGNMENT, True) in sent_kinds,
         ),
-        "needs_aggregator": (method.needs_aggregator, (Kind.CONTRIBUTION, False) in sent),
-        "has_revealed_labels": (method.has_revealed_labels, (Kind.LABELS, True) in sent),
+        "needs_aggregator": (method.needs_aggregator, (Kind.CONTRIBUTION, False) in sent_kinds),
+        "has_revealed_labels": (method.has_revealed_labels, (Kind.LABELS, True) in sent_kinds),
         "vote_protocol is randomised": (
             method.vote_protocol == "randomised",
-            (Kind.VOTES, False) in sent,
+            (Kind.VOTES, False) in sent_kinds,
         ),
-        "has_returned_gradients": (method.has_returned_gradients, (Kind.GRADIENTS, True) in sent),
+        "has_returned_gradients": (
+            method.has_returned_gradients,
+            (Kind.GRADIENTS, True) in sent_kinds,
+        ),
         "can_predict_locally": (method.can_predict_locally, recording.model is not None),
         "passives encode": (is_encoding, bool(recording.encoders)),
     }
-    for fact, (declared, seen) in facts.items():
+    for fact, (declared, seen) in declared_and_seen_by_fact.items():
         if declared != seen:
             raise PromiseError(
                 f"{method.name} says {fact} = {declared}, and its run shows {seen}; change its "
@@ -515,13 +552,13 @@ def exchange_hidden_labels(data: "VerticalData") -> "VerticalData":
     if labels is None:
         raise PromiseError("whether hidden labels are read is measured where rows have labels")
     hidden_rows = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
-    other_labels = labels.clone()
-    other_labels[hidden_rows] = len(data.classes) - 1 - labels[hidden_rows]
-    return replace(data, table=replace(data.active, labels=other_labels))
+    exchanged_labels = labels.clone()
+    exchanged_labels[hidden_rows] = len(data.classes) - 1 - labels[hidden_rows]
+    return replace(data, table=replace(data.active, labels=exchanged_labels))
 
 
 def _check_resumed(
-    config: "Config", folder: Path, uninterrupted: "RunResult", *, at_step: int
+    config: "Config", folder: Path, uninterrupted: "RunResult", *, interruption_step: int
 ) -> None:
     """Interrupt a run at a step, resume it, and compare it with the same run without interruption.
 
@@ -532,7 +569,7 @@ def _check_resumed(
 
     def stop(progress: Any) -> None:
         """Interrupt the run as Ctrl-C does."""
-        if progress.step == at_step:
+        if progress.step == interruption_step:
             raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
@@ -543,7 +580,7 @@ def _check_resumed(
         actual = getattr(resumed, fact)
         if expected != actual:
             raise PromiseError(
-                f"{config.method.name}: a run that was broken off at step {at_step} and resumed "
-                f"has {fact} {actual}, and one in one go {expected}; put all that a step needs "
-                "into `tensors` of its roles"
+                f"{config.method.name}: a run that was broken off at step {interruption_step} and "
+                f"resumed has {fact} {actual}, and one in one go {expected}; put all that a step "
+                "needs into `tensors` of its roles"
             )

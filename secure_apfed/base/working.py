@@ -110,7 +110,7 @@ def describe_time_left(seconds: float | None) -> str:
 
 
 def parse_work_event(event: Mapping[str, Any]) -> tuple[str, Work]:
-    """Return the party and its progress from an event, a mapping that `WorkLeft.as_json` made."""
+    """Return the party and its progress from an event that `WorkProgress.as_json` made."""
     name = str(event["name"])
     part = str(event["part"])
     work = Work(name=name, done=int(event["done"]), total=int(event["total"]), part=part)

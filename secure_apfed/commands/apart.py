@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from secure_apfed.runs.audit_log import Summary
 
-_SHUTDOWN_S = 10.0  # time to notify peers after SIGTERM
+_SHUTDOWN_TIME_S = 10.0  # time to notify peers after SIGTERM
 certs_app = typer.Typer(
     no_args_is_help=True,
     help="Show, renew and revoke TLS certificates; `secure-apfed project` issues them.",
 )
-_DISAGREE_CODE = 4  # exit code if two audit logs disagree
+_LOGS_DISAGREE_EXIT_CODE = 4  # exit code if two audit logs disagree
 audit_log_app = typer.Typer(
     no_args_is_help=True, help="Verify a party's audit log, or compare those of two parties."
 )
@@ -103,16 +103,16 @@ def party(
     signal.signal(signal.SIGTERM, _end_by_signal)
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    file = PartyFile.from_file(config)
+    settings_file = PartyFile.from_file(config)
     status = StatusTracker()
-    records = list[OwnRecord]()  # gets one entry: what this party sent
-    shared_config = load_config(file.config)
-    refuse_user_functions(shared_config, source=f"{file.config}, which all parties share,")
+    sent_records = list[OwnRecord]()  # gets one entry: what this party sent
+    shared_config = load_config(settings_file.config)
+    refuse_user_functions(shared_config, source=f"{settings_file.config}, which all parties share,")
     # Attacks may be code all the same: each party sets its own, and a proposal has none.
     shared_config.note_attacks()
     expand_choices(shared_config.attacks)  # refuses a misspelt attack before hours of training
     board = progress.Board(lambda: (status.build_status(),))
-    me = file.party
+    party_name = settings_file.party
     display_options: dict[str, Any] = {"as_json": as_json, "json_events": json_events}
 
     def show_restart(why: str) -> None:
@@ -122,7 +122,7 @@ def party(
 
     with (
         progress.write_metrics(board, metrics_file),
-        observing_work(lambda work: board.update_work(work, me)),
+        observing_work(lambda work: board.update_work(work, party_name)),
         progress.show_board(board, **display_options),
     ):
         result = run_party(
@@ -131,26 +131,26 @@ def party(
             on_progress=board.update_progress,
             status=status,
             on_restart=show_restart,
-            on_record=records.append,
+            on_record=sent_records.append,
             on_common=lambda common: terminal.show_note(f"{common.party}: {common.sentence}"),
         )
-    quiet = as_json or json_events
-    with progress.show_work(me, **display_options):
-        finished.attack_own_messages(records[0], file.folder, quiet=quiet)
+    is_quiet = as_json or json_events
+    with progress.show_work(party_name, **display_options):
+        finished.attack_own_messages(sent_records[0], settings_file.folder, is_quiet=is_quiet)
     if result is None or result.folder is None:
         # Only the active has a result. Without `report` the parent process reports for all.
         if report:
-            finished.report_passive(file.folder, quiet=quiet)
+            finished.report_passive(settings_file.folder, is_quiet=is_quiet)
         return
     run_config = RunFolder(result.folder).load_config()
     if report:
         finished.finish_run(
-            run_config, result, baselines=baselines, quiet=quiet, json_events=json_events
+            run_config, result, baselines=baselines, is_quiet=is_quiet, json_events=json_events
         )
     elif baselines:
         # Only the active's process has its rows; the measures are stored for the parent's report.
-        with progress.show_work(me, **display_options):
-            finished.measure_local_models(run_config, result, quiet=quiet)
+        with progress.show_work(party_name, **display_options):
+            finished.measure_local_models(run_config, result, is_quiet=is_quiet)
 
 
 def serve(
@@ -202,7 +202,7 @@ def watch_stdin() -> None:
     while os.read(sys.stdin.fileno(), 1):  # b"" once stdin is closed
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SHUTDOWN_S)
+    time.sleep(_SHUTDOWN_TIME_S)
     os._exit(1)
 
 
@@ -405,10 +405,10 @@ def revoke_certificates(
     _append_revocations(revoked, _parse_revocations(what), note)
     entries = sorted(load_revocations(revoked))
     # Parties' files on this machine: those that name this list, and those that do not.
-    readers, others = find_readers(revoked, further_folders=[Path.cwd()])
+    readers, non_readers = find_readers(revoked, further_folders=[Path.cwd()])
     if not readers and not for_others:
         other_lists = [
-            f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in others
+            f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in non_readers
         ]
         reason = "; ".join(other_lists) or "there is no party.yaml beside it or below"
         raise ConfigError(
@@ -417,15 +417,17 @@ def revoke_certificates(
             f"Say `revoked: {revoked.absolute()}` under `tls` in the party.yaml, start the party "
             "again, and revoke anew; or say --for-others where it is for other machines"
         )
-    relays = sorted({file.relay for file in (*readers, *others) if file.relay is not None})
+    relay_addresses = sorted(
+        {file.relay for file in (*readers, *non_readers) if file.relay is not None}
+    )
     if as_json:
         terminal.print_json(
             {
                 "list": str(revoked),
                 "revoked": entries,
                 "read_by": [str(file.path) for file in readers],
-                "not_read_by": [str(file.path) for file in others],
-                "relays": relays,
+                "not_read_by": [str(file.path) for file in non_readers],
+                "relays": relay_addresses,
             }
         )
         return
@@ -433,34 +435,34 @@ def revoke_certificates(
     terminal.show_note(
         f"{revoked} names {len(entries)}; read by {readers_text}: give it to all parties"
     )
-    for file in others:
+    for file in non_readers:
         terminal.show_note(
             f"note: {file.path} of {file.party} reads {file.revoked or 'no list'}, and not this one"
         )
-    for address in relays:
+    for address in relay_addresses:
         terminal.show_note(
             f"note: the relay at {address} reads the list that it was started with (--revoked): "
             "give this one to who runs it. Parties refuse by their own lists all the same"
         )
 
 
-def _parse_revocations(named: Sequence[str]) -> list[str]:
+def _parse_revocations(certificates_or_hex: Sequence[str]) -> list[str]:
     """Return what a user revokes as entries of a revocation list: hex without colons, in lower
     case.
 
-    `named`: each text is the path of a certificate, whose hash becomes the entry, or an entry: a
-    certificate's hash or serial number, or a party's identity.
+    `certificates_or_hex`: each text is the path of a certificate, whose hash becomes the entry, or
+    an entry: a certificate's hash or serial number, or a party's identity.
 
     Raises ConfigError: a text is neither a file nor hex.
     """
     from secure_apfed.exchange.certificates import hash_certificate
 
     entries = []
-    for text in named:
-        if Path(text).is_file():
-            entry = hash_certificate(_load_certificate(Path(text)))
+    for certificate_or_hex in certificates_or_hex:
+        if Path(certificate_or_hex).is_file():
+            entry = hash_certificate(_load_certificate(Path(certificate_or_hex)))
         else:
-            entry = text.lower().replace(":", "")
+            entry = certificate_or_hex.lower().replace(":", "")
         if not entry or not set(entry) <= set(string.hexdigits):
             raise ConfigError("certs revoke: name files of certificates that are there, or hex")
         entries.append(entry)
@@ -550,7 +552,7 @@ def compare(one: LogArgument, other: LogArgument, as_json: AsJson = False) -> No
                     f"{parting.received_line}: {parting.received}"
                 )
     if not comparison.agree:
-        raise typer.Exit(_DISAGREE_CODE)
+        raise typer.Exit(_LOGS_DISAGREE_EXIT_CODE)
 
 
 @audit_log_app.command("restart-counter")

@@ -78,13 +78,13 @@ def plan(
 ) -> None:
     """Forecast time, traffic and privacy cost of a run, or find the noise for an epsilon."""
     forecast_fields: dict[str, Any] = {}
-    shapes = None  # all tables lie here and are read
+    shape_by_party = None  # all tables lie here and are read
     if party_file is not None and config_file is not None:
         raise typer.BadParameter("give CONFIG, or --config, not both")
     if baselines and (party_file is not None or config_file is None):
         raise typer.BadParameter("--baselines takes CONFIG, whose tables all lie here")
     if party_file is not None:
-        shapes, config_file = _load_shapes(party_file)
+        shape_by_party, config_file = _load_table_shapes(party_file)
     if config_file is None:
         if epsilon is None or overrides or rehearsal_epsilon is not None:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
@@ -103,10 +103,14 @@ def plan(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
         forecast_fields = _forecast_run(
-            config, shapes, quiet=as_json, links=links, baselines=baselines
+            config,
+            shape_by_party,
+            is_quiet=as_json,
+            shows_links=links,
+            includes_baselines=baselines,
         )
         if rehearsal_epsilon is not None:
-            rehearsal = _rehearse_votes(config, rehearsal_epsilon, quiet=as_json)
+            rehearsal = _rehearse_votes(config, rehearsal_epsilon, is_quiet=as_json)
             forecast_fields["rehearsal"] = rehearsal
         guard = config.guard
         calibrations = []
@@ -164,7 +168,7 @@ def _load_changed_config(
     return load_config(path, overrides=changes, own=True) if changes else config
 
 
-def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
+def _load_table_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     """Return the shapes (numbers of rows and columns) of all parties' tables, the active's first,
     and the path of the run's file.
 
@@ -190,7 +194,7 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     sealed_path = file.folder / SEALED_PROJECT
     data = load_party_data(file, config, determine_role(file, config))
     own_shape = TableShape() if data is None else describe_table(data, shows_column_names=False)
-    shapes: dict[str, TableShape] = {}
+    shape_by_party: dict[str, TableShape] = {}
     if sealed_path.exists():
         project = SignedFile.from_file(sealed_path).open_document(SealedProject, sealed_path)
         for organisation, conflict in project.proposal_document.conflicts:
@@ -198,38 +202,38 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
                 f"note: {organisation} runs {' and '.join(conflict.party_names)}, which was "
                 f"allowed by name: together they {conflict.gained_ability}"
             )
-        shapes = {
+        shape_by_party = {
             name: answer.table
             for name, answer in project.answer_documents.items()
             if answer.table is not None
         }
-    shapes[file.party] = own_shape
+    shape_by_party[file.party] = own_shape
     names = (file.active, *file.passives)
-    if undeclared := [name for name in names if name not in shapes]:
+    if undeclared := [name for name in names if name not in shape_by_party]:
         terminal.show_note(
             f"note: {', '.join(undeclared)} declared no table: planned as {own_shape.rows:,} rows "
             f"of {own_shape.features} features"
         )
-    return {name: shapes.get(name, own_shape) for name in names}, file.config
+    return {name: shape_by_party.get(name, own_shape) for name in names}, file.config
 
 
 def _forecast_run(
     config: "Config",
-    shapes: "Mapping[str, TableShape] | None",
+    shape_by_party: "Mapping[str, TableShape] | None",
     *,
-    quiet: bool,
-    links: bool,
-    baselines: bool,
+    is_quiet: bool,
+    shows_links: bool,
+    includes_baselines: bool,
 ) -> dict[str, Any]:
-    """Forecast time, traffic and privacy costs of a run; print the forecast unless `quiet`.
+    """Forecast time, traffic and privacy costs of a run; print the forecast unless `is_quiet`.
 
     Args:
         config: settings of the run.
-        shapes: shapes (numbers of rows and columns) of all parties' tables; None: all tables are
-            here and are read.
-        quiet: print nothing.
-        links: show the traffic of each link instead of the total.
-        baselines: also forecast the time of local models, by training them on two samples.
+        shape_by_party: shapes (numbers of rows and columns) of all parties' tables; None: all
+            tables are here and are read.
+        is_quiet: print nothing.
+        shows_links: show the traffic of each link instead of the total.
+        includes_baselines: also forecast the time of local models, by training them on two samples.
 
     Returns:
         The forecast as plain values, with the settings that protect less than by default under
@@ -238,17 +242,17 @@ def _forecast_run(
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.settings.protection import find_departures
 
-    if baselines:
+    if includes_baselines:
         from apfed_experiments.baselines import estimate_baseline_seconds
 
         run_forecast = forecast(
-            config, shapes, time_baselines=partial(estimate_baseline_seconds, config)
+            config, shape_by_party, time_baselines=partial(estimate_baseline_seconds, config)
         )
     else:
-        run_forecast = forecast(config, shapes)
+        run_forecast = forecast(config, shape_by_party)
     departures = find_departures(config)
-    if not quiet:
-        terminal.show_forecast(config.name, run_forecast, links=links)
+    if not is_quiet:
+        terminal.show_forecast(config.name, run_forecast, links=shows_links)
         terminal.show_departures(departures)
         for warning in run_forecast.warnings:
             terminal.show_note(f"note: {warning}")
@@ -259,7 +263,7 @@ def _forecast_run(
     }
 
 
-def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
+def _rehearse_votes(config: "Config", epsilon: float, *, is_quiet: bool) -> dict[str, Any]:
     """Estimate how often each passive's votes (labels that it assigns to rows) would be right.
 
     A run of the method votes_rehearsal is simulated: each passive reveals, with noise, on how many
@@ -270,7 +274,7 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
     Args:
         config: settings of the run with votes.
         epsilon: privacy cost of the one number that each passive reveals.
-        quiet: print nothing.
+        is_quiet: print nothing.
 
     Returns:
         For each party the share of labelled rows on which its votes are right, and the standard
@@ -305,7 +309,7 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
         path = Path(folder) / "rehearsal"
         run(type(config).model_validate({**config.model_dump(), **changes}), path)
         agreement_by_party = load_outcome(RunFolder(path)).agreement
-    if not quiet:
+    if not is_quiet:
         rows = [
             (party, f"{agreement.labels:.2f}", f"{agreement.labels_noise:.2f}")
             for party, agreement in agreement_by_party.items()

@@ -38,25 +38,25 @@ _MIN_FREE_BYTES = 2**30
 _MAX_CLOCK_DIFFERENCE_S = 300.0
 _NOT_RUNNING_CAUSES = ("nobody listens there", "reached nobody", "did not come to the relay")
 # Exit codes, as of a run that meets the same error.
-_SETTINGS_CODE = 2
-_DATA_CODE = 3
-_REFUSED_CODE = 4
+_SETTINGS_EXIT_CODE = 2
+_DATA_EXIT_CODE = 3
+_REFUSED_EXIT_CODE = 4
 SUBMIT_CHECK = (
     "start all sites, then the organiser submits nvflare/job-check of its folder, and check.txt of "
     "each party's folder says what was found"
 )
 _PATTERNS_KEY = "patterns of IDs"
 _MAX_PATTERNS = 12
-_LONGEST_PATTERN = 64
+_MAX_PATTERN_LENGTH = 64
 # Marks for kinds of characters, and the code points of invisible characters.
-_PATTERN_RUN = re.compile(r"A?a?(?:0?9)?|#")
+_PATTERN_OF_MARKS = re.compile(r"A?a?(?:0?9)?|#")
 _CODE_POINT = re.compile(r"U\+[0-9A-F]{4,6}")
 _CHECK_ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)
 _PROPOSE_AGAIN = (
     "a sealed project keeps its settings, so the organiser proposes another one, and all join it, "
     "in new folders"
 )
-_STATE_MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
+_MARK_BY_STATE = {"ok": "ok", "optional": "note", "missing": "WRONG"}
 
 
 def check(
@@ -81,7 +81,7 @@ def check(
     findings = list(checks.run_checks(meet))
     if as_json:
         reported = [
-            {**asdict(finding), "state": _STATE_MARKS[finding.state].lower()}
+            {**asdict(finding), "state": _MARK_BY_STATE[finding.state].lower()}
             for finding in findings
         ]
         terminal.print_json(
@@ -94,7 +94,9 @@ def check(
         )
     else:
         title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
-        rows = [(_STATE_MARKS[finding.state], finding.name, finding.value) for finding in findings]
+        rows = [
+            (_MARK_BY_STATE[finding.state], finding.name, finding.value) for finding in findings
+        ]
         terminal.show_rows(title, ("", "what", "found"), rows)
         if checks.settings:
             terminal.show_remedy(describe_pasting(str(checks.file.config)), checks.settings)
@@ -189,7 +191,7 @@ class Checks:
             yield from self._try_check(name, run_check)
         if meet_s is not None and self.file.link == "nvflare" and self.connect is None:
             # Only inside a job of NVFlare can the parties connect, which then gives `connect`.
-            self.code = self.code or _SETTINGS_CODE
+            self.code = self.code or _SETTINGS_EXIT_CODE
             text = f"the parties of a job of NVFlare's meet inside it: {SUBMIT_CHECK}"
             yield Finding("meeting", "meeting", "missing", text)
         elif meet_s is not None and not self.code:
@@ -528,7 +530,7 @@ class Checks:
                     is_not_running = any(cause in text for cause in _NOT_RUNNING_CAUSES)
                     if not is_not_running:
                         state = "missing"
-                        self.code = _REFUSED_CODE
+                        self.code = _REFUSED_EXIT_CODE
             yield Finding("peers", f"{name} by relay" if file.relay else name, state, text)
 
     def _meet_peers(self, meet_s: float) -> Iterator[Finding]:
@@ -610,7 +612,9 @@ class Checks:
                 )
 
     def _compare_patterns(
-        self, own_patterns: Mapping[str, int], patterns_by_peer: Mapping[str, Mapping[str, int]]
+        self,
+        own_percent_by_pattern: Mapping[str, int],
+        patterns_by_peer: Mapping[str, Mapping[str, int]],
     ) -> Iterator[Finding]:
         """Yield how each other party writes its IDs, the normalisation rules that would make their
         patterns equal, and differences that no rule removes.
@@ -618,7 +622,8 @@ class Checks:
         Sets `code` if no ID can be of a peer's patterns and of this party's, since the intersection
         would be empty.
 
-        `own_patterns`, `patterns_by_peer`: pattern of IDs -> share of the IDs in per cent.
+        `own_percent_by_pattern`, `patterns_by_peer`: pattern of IDs -> share of the IDs in per
+        cent.
         """
         from apfed_protocols.id_patterns import (
             describe_patterns,
@@ -632,26 +637,28 @@ class Checks:
         file = self.file
         settings = self.config.alignment
         text = (
-            f"told to {', '.join(self.file.peers)}: {describe_patterns(own_patterns)}. They learn "
-            "which kinds of characters this party's IDs have, and what share of its people is "
-            "written so in whole per cent; no ID, and no number of people"
+            f"told to {', '.join(self.file.peers)}: {describe_patterns(own_percent_by_pattern)}. "
+            "They learn which kinds of characters this party's IDs have, and what share of its "
+            "people is written so in whole per cent; no ID, and no number of people"
         )
         yield Finding("meeting", "patterns of IDs", "ok", text)
         uniting_rules = set[str]()
         incompatible_peers = list[str]()  # no rule makes their patterns equal to this party's
         padded_peers = list[str]()  # IDs differ by zeros at the beginning
         for name, peer_patterns in patterns_by_peer.items():
-            is_same = peer_patterns.keys() == own_patterns.keys()
+            is_same = peer_patterns.keys() == own_percent_by_pattern.keys()
             text = f"{name} writes IDs as {describe_patterns(peer_patterns)}"
             state: State = "ok" if is_same else "optional"
-            if share_no_id(own_patterns, peer_patterns):
+            if share_no_id(own_percent_by_pattern, peer_patterns):
                 state = "missing"
-                self.code = self.code or _DATA_CODE
+                self.code = self.code or _DATA_EXIT_CODE
                 text += "; an ID of these patterns is none of this party's, so hardly anybody "
                 text += "would be known to all"
             yield Finding("meeting", f"IDs of {name}", state, text)
-            rules = suggest_rules_for_patterns(own_patterns, peer_patterns, make_id_rules(settings))
-            if differ_by_zeros(own_patterns, peer_patterns, make_id_rules(settings)):
+            rules = suggest_rules_for_patterns(
+                own_percent_by_pattern, peer_patterns, make_id_rules(settings)
+            )
+            if differ_by_zeros(own_percent_by_pattern, peer_patterns, make_id_rules(settings)):
                 padded_peers.append(name)
             elif not is_same and not rules:
                 incompatible_peers.append(name)
@@ -709,25 +716,29 @@ def format_findings(checks: Checks, findings: Sequence[Finding]) -> str:
     """
     title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
     lines = [
-        f"{_STATE_MARKS[finding.state]:6}{finding.name}: {finding.value}" for finding in findings
+        f"{_MARK_BY_STATE[finding.state]:6}{finding.name}: {finding.value}" for finding in findings
     ]
     return "\n".join([title, *lines, ""])
 
 
-def compute_pattern_shares(counts: Mapping[str, int]) -> dict[str, int]:
+def compute_pattern_shares(count_by_pattern: Mapping[str, int]) -> dict[str, int]:
     """Return the share in whole per cent of each pattern that at least 1 % of the IDs have; of 12
     patterns at most.
 
     Peers read the result (`project check --meet`).
 
-    `counts`: number of IDs by pattern, most frequent first.
+    `count_by_pattern`: number of IDs by pattern, most frequent first.
     """
-    total = sum(counts.values())
-    shares = {pattern: 100 * count // total for pattern, count in counts.items() if count}
-    frequent = {
-        pattern: share for pattern, share in shares.items() if share >= 1 and _is_pattern(pattern)
+    id_count = sum(count_by_pattern.values())
+    percent_by_pattern = {
+        pattern: 100 * count // id_count for pattern, count in count_by_pattern.items() if count
     }
-    return dict(list(frequent.items())[:_MAX_PATTERNS])
+    percent_by_frequent_pattern = {
+        pattern: share
+        for pattern, share in percent_by_pattern.items()
+        if share >= 1 and _is_valid_id_pattern(pattern)
+    }
+    return dict(list(percent_by_frequent_pattern.items())[:_MAX_PATTERNS])
 
 
 def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
@@ -738,7 +749,7 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
     is_valid = (
         isinstance(value, dict)
         and len(value) <= _MAX_PATTERNS
-        and all(_is_pattern(pattern) for pattern in value)
+        and all(_is_valid_id_pattern(pattern) for pattern in value)
         # Not isinstance: True is an int, too.
         and all(type(share) is int and 1 <= share <= 100 for share in value.values())
         and sum(value.values()) <= 100
@@ -746,21 +757,21 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
     if not is_valid or not isinstance(value, dict):  # the second for the type checker
         raise RemoteProtocolError(
             f"{sender} sent no patterns of IDs: at most {_MAX_PATTERNS} are expected, each of at "
-            f"most {_LONGEST_PATTERN} characters with a share of 1 to 100 per cent; all run the "
+            f"most {_MAX_PATTERN_LENGTH} characters with a share of 1 to 100 per cent; all run the "
             "same version of project check --meet"
         )
     return value
 
 
-def _is_pattern(text: object) -> bool:
+def _is_valid_id_pattern(text: object) -> bool:
     """Return whether a value from a peer is a pattern of IDs: a short printable text in which
     letters and digits only stand for kinds of characters (A, a, 9, 09), so that it holds no ID.
     """
-    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_PATTERN:
+    if not isinstance(text, str) or not 1 <= len(text) <= _MAX_PATTERN_LENGTH:
         return False
     # Code points such as U+200B name invisible characters; all other letters must be marks.
     alphanumeric_runs = re.findall(r"[^\W_]+", _CODE_POINT.sub("-", text))
-    return text.isprintable() and all(map(_PATTERN_RUN.fullmatch, alphanumeric_runs))
+    return text.isprintable() and all(map(_PATTERN_OF_MARKS.fullmatch, alphanumeric_runs))
 
 
 def _get_version() -> str:

@@ -25,7 +25,7 @@ from secure_apfed.settings.plugins import GROUPS, list_declared
 
 _OLDEST_PYTHON = (3, 11)
 # distribution -> (module, what it is for); a run needs these.
-_REQUIRED: Mapping[str, tuple[str, str]] = {
+_REQUIRED_PACKAGES: Mapping[str, tuple[str, str]] = {
     "torch": ("torch", "networks"),
     "numpy": ("numpy", "arrays"),
     "scipy": ("scipy", "accounting"),
@@ -44,7 +44,7 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "pyarrow": ("pyarrow", "Parquet"),
 }
 # distribution -> (module, what it is for, the extra that brings it); a run does without these.
-_OPTIONAL: Mapping[str, tuple[str, str, str]] = {
+_OPTIONAL_PACKAGES: Mapping[str, tuple[str, str, str]] = {
     "matplotlib": ("matplotlib", "pictures", "experiments"),
     "jinja2": ("jinja2", "the HTML report", "experiments"),
     "grpcio": ("grpc", "links between machines", "grpc"),
@@ -54,7 +54,7 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
 }
 
 # Packages of hundreds of modules. Importing them takes twice as long as torch alone.
-_SLOW = frozenset(
+_SLOW_PACKAGES = frozenset(
     {
         "dp-accounting",
         "matplotlib",
@@ -85,7 +85,7 @@ def examine_machine(*, load: bool = False) -> tuple[Finding, ...]:
     """
     return (
         *_check_system(),
-        *_check_packages(load=load),
+        *_check_packages(load_all=load),
         *_check_accelerator(),
         *_check_data(),
         *_list_plugins(),
@@ -103,24 +103,30 @@ def _check_system() -> Iterator[Finding]:
     yield Finding("system", "machine", "ok", machine)
 
 
-def _check_packages(*, load: bool) -> Iterator[Finding]:
+def _check_packages(*, load_all: bool) -> Iterator[Finding]:
     """Yield whether each required and optional package is installed.
 
-    Packages that are imported fast, and all if `load`, are imported, too.
+    Packages that are imported fast, and all if `load_all`, are imported, too.
     """
-    for name, (module, purpose) in _REQUIRED.items():
-        should_load = load or name not in _SLOW
+    for name, (module, purpose) in _REQUIRED_PACKAGES.items():
+        should_load = load_all or name not in _SLOW_PACKAGES
         remedy = install_requirement(name)
-        yield _check_package(name, module, purpose, remedy, "missing", load=should_load)
-    for name, (module, purpose, extra) in _OPTIONAL.items():
-        should_load = load or name not in _SLOW
+        yield _check_package(name, module, purpose, remedy, "missing", should_load=should_load)
+    for name, (module, purpose, extra) in _OPTIONAL_PACKAGES.items():
+        should_load = load_all or name not in _SLOW_PACKAGES
         remedy = install_extra(extra)
-        yield _check_package(name, module, purpose, remedy, "optional", load=should_load)
-    yield _check_crypten(load=load)
+        yield _check_package(name, module, purpose, remedy, "optional", should_load=should_load)
+    yield _check_crypten(should_load=load_all)
 
 
 def _check_package(
-    name: str, module: str, purpose: str, remedy: str, absent: State, *, load: bool
+    name: str,
+    module: str,
+    purpose: str,
+    remedy: str,
+    state_if_unusable: State,
+    *,
+    should_load: bool,
 ) -> Finding:
     """Import or look up a package and return a finding: its version, or why it cannot be used, with
     a remedy.
@@ -130,20 +136,20 @@ def _check_package(
         module: name of its module.
         purpose: what the package is needed for.
         remedy: command that installs it.
-        absent: state of the finding if it cannot be used.
-        load: import the module; else only look it up.
+        state_if_unusable: state of the finding if it cannot be used.
+        should_load: import the module; else only look it up.
     """
     try:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}")
-        if load:
+        if should_load:
             # Imported for its errors only: a package that is installed may still fail to load.
             _import_quietly(module)
         return Finding("packages", name, "ok", importlib.metadata.version(name))
     except (ImportError, OSError, AttributeError) as error:
         # OSError: a shared library does not load; AttributeError: two packages do not fit.
         reason = str(error).splitlines()[0]
-        return Finding("packages", name, absent, f"for {purpose}: {reason}", remedy)
+        return Finding("packages", name, state_if_unusable, f"for {purpose}: {reason}", remedy)
 
 
 def _import_quietly(module: str) -> None:
@@ -154,14 +160,14 @@ def _import_quietly(module: str) -> None:
         importlib.import_module(module)
 
 
-def _check_crypten(*, load: bool) -> Finding:
+def _check_crypten(*, should_load: bool) -> Finding:
     """Return a finding on CrypTen: its version, or why it cannot be used.
 
-    `load`: import it, too, in a process of its own, since it changes torch.
+    `should_load`: import it, too, in a process of its own, since it changes torch.
     """
     try:
         version = importlib.metadata.version("crypten")
-        if not load:
+        if not should_load:
             return Finding("packages", "crypten", "ok", version)
         subprocess.run(  # noqa: S603 - a fixed program, no input
             [sys.executable, "-c", _CRYPTEN_SCRIPT],

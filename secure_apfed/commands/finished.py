@@ -41,7 +41,7 @@ OwnEncoder = Annotated[
 ]
 OwnHead = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The same for the head.")]
 
-_REFUSED_CODE = 4
+_REFUSED_EXIT_CODE = 4
 """Exit code if another party refused or left."""
 
 
@@ -63,23 +63,23 @@ def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
     }
 
 
-def _import_passive_networks(named: Sequence[str]) -> dict[str, Any]:
+def _import_passive_networks(assignments: Sequence[str]) -> dict[str, Any]:
     """Import the passives' own networks; return the imported code by name of the passive.
 
-    `named`: texts PASSIVE=MODULE:NAME, such as lab=my_nets:encode.
+    `assignments`: texts PASSIVE=MODULE:NAME, such as lab=my_nets:encode.
 
     Raises ConfigError: a text has another form, or its code cannot be imported.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.settings.plugins import import_code
 
-    networks = {}
-    for text in named:
+    network_by_passive = {}
+    for text in assignments:
         passive, equals, name = text.partition("=")
         if not equals or not passive:
             raise ConfigError(f"--passive-encoder: expected PASSIVE=MODULE:NAME, got {text!r}")
-        networks[passive] = import_code(name, key=f"--passive-encoder {passive}")
-    return networks
+        network_by_passive[passive] = import_code(name, key=f"--passive-encoder {passive}")
+    return network_by_passive
 
 
 def finish_run(
@@ -87,7 +87,7 @@ def finish_run(
     result: "RunResult",
     *,
     baselines: bool,
-    quiet: bool,
+    is_quiet: bool,
     contributions: bool = False,
     phases: Phases | None = None,
     json_events: bool = False,
@@ -98,7 +98,7 @@ def finish_run(
         config: settings of the run.
         result: result of the run, with its folder, where everything is stored.
         baselines: whether to train and measure the active's local models.
-        quiet: print the result as JSON; progress is printed only if `json_events`.
+        is_quiet: print the result as JSON; progress is printed only if `json_events`.
         contributions: whether to train again without each passive, to measure what it adds.
         phases: times of the run's phases, to which those of these steps are added and which are
             printed; None: they are not measured.
@@ -110,14 +110,16 @@ def finish_run(
     assert folder is not None
     begin_phase("baselines")
     display_options: dict[str, Any] = {
-        "as_json": quiet and not json_events,
+        "as_json": is_quiet and not json_events,
         "json_events": json_events,
     }
     with progress.show_work(config.data.active_name if json_events else "", **display_options):
-        local_models = measure_local_models(config, result, quiet=quiet) if baselines else None
-    who_helped = _measure_passives_worth(result, quiet=quiet) if contributions else None
+        local_models = (
+            measure_local_models(config, result, is_quiet=is_quiet) if baselines else None
+        )
+    who_helped = _measure_passives_worth(result, is_quiet=is_quiet) if contributions else None
     begin_phase("attacks")
-    if config.attacks and not quiet:
+    if config.attacks and not is_quiet:
         _announce_attacks(config, result)
     if result.recorded is None:
         # Each party has attacked its own messages already.
@@ -131,20 +133,20 @@ def finish_run(
         # Parties in processes of their own have folders of their own, each with its report.
         for party_folder in _open_folder(folder).list_ended_parties():
             report_if_possible(party_folder)
-    if not quiet:
+    if not is_quiet:
         _show_result(config, result, attack_results, local_models, report_path)
-    tradeoff = run_own_tradeoff(config, folder / "tradeoff", quiet=quiet)
+    tradeoff = run_own_tradeoff(config, folder / "tradeoff", is_quiet=is_quiet)
     if phases is not None:
         phases.end_phase()
-    if quiet:
-        figures = _collect_figures(config, result, attack_results, local_models)
+    if is_quiet:
+        json_fields = _collect_json_fields(config, result, attack_results, local_models)
         outputs = {
             "who_helped": _dump_record(who_helped),
             "report": report_path,
             "tradeoff": None if tradeoff is None else tradeoff.tables[0].export_rows(),
             "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
         }
-        terminal.print_json(figures | outputs)
+        terminal.print_json(json_fields | outputs)
     elif phases is not None:
         terminal.show_phases(phases)
 
@@ -167,7 +169,7 @@ def _announce_attacks(config: "Config", result: "RunResult") -> None:
     terminal.show_note(note)
 
 
-def _collect_figures(
+def _collect_json_fields(
     config: "Config",
     result: "RunResult",
     attack_results: "Sequence[AttackResult]",
@@ -215,15 +217,15 @@ def _collect_figures(
     }
 
 
-def _measure_passives_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
+def _measure_passives_worth(result: "RunResult", *, is_quiet: bool) -> "WhoHelped":
     """Measure what each passive contributes to the run's measure, by a training without it.
 
-    The record is written to the run's folder and returned. `quiet`: show no progress.
+    The record is written to the run's folder and returned. `is_quiet`: show no progress.
     """
     from secure_apfed.runs.worth import measure_worth
 
     assert result.folder is not None
-    with progress.show_count("trainings without a passive", quiet=quiet) as on_done:
+    with progress.show_count("trainings without a passive", quiet=is_quiet) as on_done:
         who_helped = measure_worth(result, on_done=on_done)
     files = _open_folder(result.folder)
     files.write_json(files.who_helped, who_helped.model_dump(mode="json"))
@@ -269,20 +271,20 @@ def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
     return tuple(merged)
 
 
-def attack_own_messages(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
+def attack_own_messages(record: "OwnRecord", folder: Path, *, is_quiet: bool) -> None:
     """Attack what a party sent, if its settings name attacks, and write `attacks.json`.
 
     Args:
         record: what the party sent, and its own table, with which attacks are scored. A party
             without a table is not attacked.
         folder: the party's folder.
-        quiet: print nothing.
+        is_quiet: print nothing.
     """
     if not record.config.attacks or record.data is None:
         return
     from apfed_attacks.own import measure_own
 
-    if not quiet:
+    if not is_quiet:
         terminal.show_note(f"attacking what {record.me} let out")
     results = measure_own(record, record.config.attacks, seed=record.config.seed)
     _open_folder(folder).write_json(
@@ -290,27 +292,27 @@ def attack_own_messages(record: "OwnRecord", folder: Path, *, quiet: bool) -> No
     )
 
 
-def report_passive(folder: Path, *, quiet: bool) -> None:
-    """Write the report of a passive to its folder and print the report's path, as JSON if `quiet`.
+def report_passive(folder: Path, *, is_quiet: bool) -> None:
+    """Write the report of a passive to its folder and print its path, as JSON if `is_quiet`.
 
     Without the extra that draws reports, JSON holds null in place of the path.
     """
     report_path = report_if_possible(folder)
-    if quiet:
+    if is_quiet:
         terminal.print_json({"folder": folder, "report": report_path})
     elif report_path is not None:
         typer.echo(report_path)
 
 
 def measure_local_models(
-    config: "Config", result: "RunResult", *, quiet: bool
+    config: "Config", result: "RunResult", *, is_quiet: bool
 ) -> "BaselinesRecord | None":
     """Return the measures of local models, which learn from the active's columns alone, on the rows
     and labels of a run.
 
     They are trained and stored in the run's folder, or read from there if the run's rows are not at
     hand (`result.trained` is None). Returns None if there are none: under DP-SGD, or if the rows do
-    not fit into memory. A note says why, unless `quiet`.
+    not fit into memory. A note says why, unless `is_quiet`.
     """
     from apfed_experiments.baselines import (
         OMITTED_FOR_DP_SGD,
@@ -320,11 +322,11 @@ def measure_local_models(
     )
 
     assert result.folder is not None
-    if not quiet and config.dp_sgd is not None:
+    if not is_quiet and config.dp_sgd is not None:
         terminal.show_note(OMITTED_FOR_DP_SGD)
-    elif not quiet and result.trained is not None and not has_baselines(result.trained):
+    elif not is_quiet and result.trained is not None and not has_baselines(result.trained):
         terminal.show_note(OMITTED_FOR_LAZY_ROWS)
-    elif not quiet and result.trained is not None:
+    elif not is_quiet and result.trained is not None:
         terminal.show_note("measuring what the active would do alone")
     return measure_run_baselines(config, result.folder, result.trained)
 
@@ -386,18 +388,24 @@ def _list_score_rows(
     from secure_apfed.runs.outcome import measure_text
 
     measure = MEASURES[result.measure]
-    titles = {name: title_inference(config.method, name) for name in result.accuracy}
-    tested = {
+    title_by_variant = {name: title_inference(config.method, name) for name in result.accuracy}
+    rows_text_by_variant = {
         name: describe_tested_rows(config, finished.outcome, name) for name in result.accuracy
     }
     for name, value in result.scores.items():
         # Defined accuracies follow below; an undefined one is listed here, with the reason.
         if measure is not ACCURACY or math.isnan(value):
             text = measure_text(measure, name, value, result.undefined)
-            yield f"{measure.title}, {titles[name]}", f"{text} {tested[name]}"
+            yield (
+                f"{measure.title}, {title_by_variant[name]}",
+                f"{text} {rows_text_by_variant[name]}",
+            )
     for name, value in result.accuracy.items():
         if not math.isnan(value):
-            yield f"accuracy, {titles[name]}", f"{100 * value:.2f} % {tested[name]}"
+            yield (
+                f"accuracy, {title_by_variant[name]}",
+                f"{100 * value:.2f} % {rows_text_by_variant[name]}",
+            )
 
 
 def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
@@ -413,8 +421,8 @@ def _list_ranking_rows(result: "RunResult") -> Iterator[tuple[str, str]]:
         f"{ranking.positives} of {ranking.rows} test rows, {100 * ranking.rate.value:.2f} %; "
         f"predicted {100 * ranking.predicted:.2f} %"
     )
-    unmet = "" if ranking.is_met else ", which is not met"
-    yield f"positive class {ranking.class_name}", prevalence + unmet
+    unmet_text = "" if ranking.is_met else ", which is not met"
+    yield f"positive class {ranking.class_name}", prevalence + unmet_text
     for name, interval in ranking.intervals.items():
         yield MEASURES[name].title, interval.format_interval(MEASURES[name])
 
@@ -649,14 +657,14 @@ def _choose_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[Atta
     from secure_apfed.errors import ConfigError
 
     stripped_names = [name.strip() for text in names for name in text.split(",")]
-    requested = [name for name in stripped_names if name]
-    if names and not requested:
+    requested_names = [name for name in stripped_names if name]
+    if names and not requested_names:
         raise ConfigError("--attacks: no name is given; leave it out for all attacks")
     options_by_attack = _parse_attack_options(options)
-    if ALL in requested or not (requested or options_by_attack):
-        requested = list(ATTACKS)
+    if ALL in requested_names or not (requested_names or options_by_attack):
+        requested_names = list(ATTACKS)
     choices: list[AttackChoice] = []
-    for name in dict.fromkeys([*requested, *options_by_attack]):
+    for name in dict.fromkeys([*requested_names, *options_by_attack]):
         if name in options_by_attack:
             choice = AttackChoice(name=name, options=options_by_attack[name])
             prepare_attack(choice)  # only to refuse wrong options before anything runs
@@ -691,24 +699,24 @@ def _parse_attack_options(options: Sequence[str]) -> dict[str, dict[str, object]
     return options_by_attack
 
 
-def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "StudyResults":
+def run_study(study: "Study[Any]", jobs: int, *, is_quiet: bool) -> "StudyResults":
     """Run the parts of a study that its folder does not hold yet, and return its result.
 
-    Unless `quiet`, print a first result as soon as possible, if the study has one. At the end print
-    its tables, how to read them, its failed runs, and the path of its page.
+    Unless `is_quiet`, print a first result as soon as possible, if the study has one. At the end
+    print its tables, how to read them, its failed runs, and the path of its page.
 
     `jobs`: number of runs at a time.
     """
     from apfed_experiments import runner
 
-    if study.measure_first is not None and not quiet:
-        with progress.show_count(f"{study.title}: first line", quiet=quiet) as on_done:
+    if study.measure_first is not None and not is_quiet:
+        with progress.show_count(f"{study.title}: first line", quiet=is_quiet) as on_done:
             sentences = study.measure_first(jobs=jobs, on_done=on_done)
         for sentence in sentences:
             terminal.show_note(sentence)
-    with progress.show_count(f"{study.title}: {study.unit}", quiet=quiet) as on_done:
+    with progress.show_count(f"{study.title}: {study.unit}", quiet=is_quiet) as on_done:
         answer = runner.run_study(study, jobs=jobs, on_done=on_done)
-    if quiet:
+    if is_quiet:
         return answer
     for part in answer.parts:
         table = part.brief or part.table
@@ -725,7 +733,7 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "StudyResults":
     return answer
 
 
-def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "StudyResults | None":
+def run_own_tradeoff(config: "Config", folder: Path, *, is_quiet: bool) -> "StudyResults | None":
     """Run the trade-off study (accuracy against leakage) that a run's `tradeoff` section asks for.
 
     `folder`: folder of the study. Returns the study's result; None if there is no such section.
@@ -734,7 +742,7 @@ def run_own_tradeoff(config: "Config", folder: Path, *, quiet: bool) -> "StudyRe
         return None
     from apfed_experiments.tradeoff import declare_study, make_tradeoff
 
-    return run_study(declare_study(make_tradeoff(config), folder), jobs=2, quiet=quiet)
+    return run_study(declare_study(make_tradeoff(config), folder), jobs=2, is_quiet=is_quiet)
 
 
 def runs(
@@ -753,18 +761,20 @@ def runs(
     """List run folders, the newest first: method, data, gain, epsilon, worst attacks, date."""
     from apfed_experiments.run_list import HEADER, list_runs
 
-    listed = list_runs(folder)
+    run_entries = list_runs(folder)
     page = None
     if html is not None:
         from apfed_experiments.report.page import write_runs_page
 
-        page = write_runs_page(listed, html, title=f"Runs below {folder}")
+        page = write_runs_page(run_entries, html, title=f"Runs below {folder}")
     if as_json:
-        rows = [run.as_json() for run in listed]
+        rows = [run.as_json() for run in run_entries]
         terminal.print_json({"folder": folder, "runs": rows, "page": page})
         return
-    if listed:
-        terminal.show_rows(f"Runs below {folder}", HEADER, [run.list_cells() for run in listed])
+    if run_entries:
+        terminal.show_rows(
+            f"Runs below {folder}", HEADER, [run.list_cells() for run in run_entries]
+        )
         terminal.show_note(
             "The gain of one run shows no help, only several seeds do (secure-apfed run CONFIG "
             "--seeds 5). The worst of several attacks is above 0 by chance alone; where none was "
@@ -898,7 +908,7 @@ def _predict_jointly(
             note += f", since {counts.why}"
         terminal.show_note(note)
     if counts.is_failure:
-        raise typer.Exit(_REFUSED_CODE)
+        raise typer.Exit(_REFUSED_EXIT_CODE)
 
 
 def columns(

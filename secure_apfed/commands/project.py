@@ -37,8 +37,8 @@ identity_app = typer.Typer(
     no_args_is_help=True, help="Create or show a party's long-term key pair."
 )
 # Parts of errors' messages by which `join` finds the advice that fits.
-_EMPTY_CELLS = "empty cells in"
-_LACKS_COLUMNS = "lacks the columns"
+_EMPTY_CELLS_MESSAGE = "empty cells in"
+_MISSING_COLUMNS_MESSAGE = "lacks the columns"
 PartyName = Annotated[str, typer.Option("--as", metavar="NAME", help="Name of this party.")]
 PartyFolderOption = Annotated[Path | None, typer.Option(help="The party's folder; default: NAME.")]
 ShowColumnNames = Annotated[
@@ -189,17 +189,17 @@ def join(
     from secure_apfed.organisations import project
 
     party_folder = folder or Path(party)
-    signed = project.SignedFile.from_file(file)
-    is_sealed = signed.document.get("kind") == "sealed project"
-    received: SealedProject | Proposal = (
-        signed.open_document(project.SealedProject, file)
+    signed_file = project.SignedFile.from_file(file)
+    is_sealed = signed_file.document.get("kind") == "sealed project"
+    received_document: SealedProject | Proposal = (
+        signed_file.open_document(project.SealedProject, file)
         if is_sealed
-        else signed.open_document(project.Proposal, file)
+        else signed_file.open_document(project.Proposal, file)
     )
     if words is not None:
-        _require_words(words, file, received)
+        _require_words(words, file, received_document)
     if over is not None:
-        _require_engine(over, file, received)
+        _require_engine(over, file, received_document)
     if is_sealed:
         accepted = project.accept_project(file, party, party_folder)
         next_step = f"Next: secure-apfed project check --config {party_folder / 'party.yaml'}"
@@ -223,10 +223,10 @@ def join(
             show=partial(_show_proposal, party=party, as_json=as_json),
         )
     except TableError as error:
-        faults = [
+        reworded_faults = [
             replace(fault, message=_reword_for_joining(fault.message)) for fault in error.faults
         ]
-        raise JoinedTableError(faults) from error
+        raise JoinedTableError(reworded_faults) from error
     except DataError as error:
         raise DataError(_reword_for_joining(str(error))) from error
     if not as_json:
@@ -328,15 +328,15 @@ def _reword_for_joining(message: str) -> str:
     options of `project join` instead. Messages of other forms are returned as they are.
     """
     message = message.replace(" in the run's file", "")
-    if _EMPTY_CELLS in message:
+    if _EMPTY_CELLS_MESSAGE in message:
         message = message.partition(", or train with")[0]
         return f"{message}; or join with --missing mean, or --missing drop"
-    if _LACKS_COLUMNS in message:
+    if _MISSING_COLUMNS_MESSAGE in message:
         return f"{message}; where its IDs are called otherwise, join with --id-column NAME"
     return message
 
 
-def _require_words(words: str, file: Path, received: "SealedProject | Proposal") -> None:
+def _require_words(words: str, file: Path, received_document: "SealedProject | Proposal") -> None:
     """Verify the words that people compared by telephone: a fingerprint of the organiser's identity
     or of the whole project.
 
@@ -345,7 +345,7 @@ def _require_words(words: str, file: Path, received: "SealedProject | Proposal")
     Args:
         words: value of the option `--words`, with blanks between the words.
         file: path of what the organiser sent, for errors.
-        received: its content.
+        received_document: its content.
 
     Raises:
         ConfigError: neither fingerprint has this number of words.
@@ -353,9 +353,9 @@ def _require_words(words: str, file: Path, received: "SealedProject | Proposal")
     """
     from secure_apfed.organisations.project import SealedProject
 
-    words_by_owner = {"organiser": received.words.split()}
-    if isinstance(received, SealedProject):
-        words_by_owner["whole project"] = received.project_words.split()
+    words_by_owner = {"organiser": received_document.words.split()}
+    if isinstance(received_document, SealedProject):
+        words_by_owner["whole project"] = received_document.project_words.split()
     given_words = words.split()
     owners = [
         owner
@@ -363,30 +363,35 @@ def _require_words(words: str, file: Path, received: "SealedProject | Proposal")
         if len(right_words) == len(given_words)
     ]
     if not owners:
-        needed = " or ".join(
+        expected_numbers = " or ".join(
             f"the {len(right_words)} of the {owner}"
             for owner, right_words in words_by_owner.items()
         )
-        raise ConfigError(f"--words: {len(given_words)} words were given; say {needed}")
+        raise ConfigError(f"--words: {len(given_words)} words were given; say {expected_numbers}")
     owner = owners[0]
     if words_by_owner[owner] != given_words:
         raise RemoteProtocolError(
             f"{file}: the {owner} has the words {' '.join(words_by_owner[owner])!r}, not "
-            f"{words!r}: it is of somebody else, or one was misheard; ask {received.party} for its "
-            "words, and its file"
+            f"{words!r}: it is of somebody else, or one was misheard; ask "
+            f"{received_document.party} for its words, and its file"
         )
 
 
-def _require_engine(over: str, file: Path, received: "SealedProject | Proposal") -> None:
+def _require_engine(over: str, file: Path, received_document: "SealedProject | Proposal") -> None:
     """Raise ConfigError if `--over` names another engine than the organiser's file.
 
     An engine is what carries the messages: gRPC, NVFlare or Flower.
 
-    `over`: value of the option. `file`: path of what the organiser sent. `received`: its content.
+    `over`: value of the option. `file`: path of what the organiser sent. `received_document`: its
+    content.
     """
     from secure_apfed.organisations.project import SealedProject
 
-    proposal = received.proposal_document if isinstance(received, SealedProject) else received
+    proposal = (
+        received_document.proposal_document
+        if isinstance(received_document, SealedProject)
+        else received_document
+    )
     if _parse_engine(over) != proposal.over:
         raise ConfigError(
             f"--over {over}: {file} is over {proposal.over}; say --over {proposal.over}, or ask "
@@ -497,17 +502,17 @@ def _show_proposal(
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
     from secure_apfed.settings.protection import find_departures
 
-    links = _forecast_links(proposal, config, own_shape)
+    link_traffic = _forecast_link_traffic(proposal, config, own_shape)
     # `apart`: each party runs in a process of its own.
     facts = RunFacts.from_settings(
         config, passive_count=len(proposal.list_names("passive")), is_in_separate_processes=True
     )
-    request = dict(_describe_request(proposal, config, party, own_shape, links))
-    by_others = f"What others learn about {party}"
-    by_party = f"What {party} learns"
-    leaks_by_title: dict[str, list[tuple[str, ...]]] = {
-        by_others: list(_describe_leaks(proposal, facts, links, sender=party)),
-        by_party: list(_describe_leaks(proposal, facts, links, receiver=party)),
+    request = dict(_describe_request(proposal, config, party, own_shape, link_traffic))
+    others_learn_title = f"What others learn about {party}"
+    party_learns_title = f"What {party} learns"
+    leak_rows_by_title: dict[str, list[tuple[str, ...]]] = {
+        others_learn_title: list(_describe_leaks(proposal, facts, link_traffic, sender=party)),
+        party_learns_title: list(_describe_leaks(proposal, facts, link_traffic, receiver=party)),
         "What colluding parties learn": [
             (coalition.who, coalition.learns)
             for coalition in COALITIONS
@@ -521,7 +526,7 @@ def _show_proposal(
             {
                 "words": proposal.words,
                 "asked": request,
-                "learnt": leaks_by_title,
+                "learnt": leak_rows_by_title,
                 "departures": [asdict(departure) for departure in departures],
                 "organisations": organisations,
             }
@@ -531,15 +536,18 @@ def _show_proposal(
     terminal.show_departures(departures)
     for sentence in organisations:
         terminal.show_note(f"note: {sentence}")
-    first_columns = {by_others: "by whom: from what", by_party: "from whom: what"}
-    for title, rows in leaks_by_title.items():
+    first_header_by_title = {
+        others_learn_title: "by whom: from what",
+        party_learns_title: "from whom: what",
+    }
+    for title, rows in leak_rows_by_title.items():
         if rows:
-            columns = (first_columns.get(title, "who"), "can read", "what remains open")
-            width = len(rows[0])  # rows of colluding parties have no third column
-            terminal.show_rows(f"\n{title}", columns[:width], rows)
+            columns = (first_header_by_title.get(title, "who"), "can read", "what remains open")
+            n_columns = len(rows[0])  # rows of colluding parties have no third column
+            terminal.show_rows(f"\n{title}", columns[:n_columns], rows)
 
 
-def _forecast_links(
+def _forecast_link_traffic(
     proposal: "Proposal", config: "Config", own_shape: "TableShape | None"
 ) -> "tuple[Link, ...]":
     """Return the traffic of each link in the proposed run, if all tables had this party's shape.
@@ -579,7 +587,7 @@ def _describe_request(
     config: "Config",
     party: str,
     own_shape: "TableShape | None",
-    links: "Sequence[Link]",
+    link_traffic: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:
     """Yield title and text of what a proposal requests of this party: role, columns, training,
     bytes and joint prediction.
@@ -589,7 +597,7 @@ def _describe_request(
         config: the proposed run.
         party: name of this party.
         own_shape: shape of its table, as it discloses it; None: it discloses nothing.
-        links: the forecast traffic of each link.
+        link_traffic: the forecast traffic of each link.
     """
     data = config.data
     train = config.train
@@ -620,8 +628,8 @@ def _describe_request(
             )
         yield "table", table_text
     yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
-    sent = format_size(sum(link.wire_bytes for link in links if link.sender == party))
-    received = format_size(sum(link.wire_bytes for link in links if link.receiver == party))
+    sent = format_size(sum(link.wire_bytes for link in link_traffic if link.sender == party))
+    received = format_size(sum(link.wire_bytes for link in link_traffic if link.receiver == party))
     is_assumed = own_shape is None and bool(data.parties)
     assumption = ", for tables of 1,000 rows" if is_assumed else ""
     yield "bytes", f"sends about {sent}, gets about {received}{assumption}"
@@ -637,14 +645,14 @@ def _describe_engine(proposal: "Proposal") -> str:
     from secure_apfed.base.peer_text import quote_text
     from secure_apfed.organisations.engines import SERVER_NAME, TITLE_BY_ENGINE
 
-    visible_to_server = {
+    server_knowledge_by_engine = {
         "nvflare": "it sees who takes part, and times and sizes of sealed frames, and reads none",
         "flower": "it sees who takes part, when, and how each party ended, and gets no frames; "
         "who submits a run sends code to each SuperNode: see docs/flower.md",
     }
     return (
         f"{TITLE_BY_ENGINE[proposal.over]}, whose server is at {proposal.server}, run by "
-        f"{quote_text(proposal.run_by[SERVER_NAME])}: {visible_to_server[proposal.over]}"
+        f"{quote_text(proposal.run_by[SERVER_NAME])}: {server_knowledge_by_engine[proposal.over]}"
     )
 
 
@@ -685,7 +693,7 @@ def _describe_serving(
 def _describe_leaks(
     proposal: "Proposal",
     facts: "RunFacts",
-    links: "Sequence[Link]",
+    link_traffic: "Sequence[Link]",
     *,
     sender: str | None = None,
     receiver: str | None = None,
@@ -699,14 +707,14 @@ def _describe_leaks(
     Args:
         proposal: the organiser's proposal.
         facts: the facts of the run that decide what can be read.
-        links: the forecast traffic of each link.
+        link_traffic: the forecast traffic of each link.
         sender, receiver: the party; exactly one of the two is given.
     """
     from apfed_experiments.report.who_learns import Role, Rule, find_rule
     from secure_apfed.exchange import Kind
 
     peers_by_rule: dict[Rule, list[str]] = {}
-    for link in links:
+    for link in link_traffic:
         if sender is not None and link.sender == sender:
             peer = link.receiver
         elif receiver is not None and link.receiver == receiver:
@@ -715,10 +723,10 @@ def _describe_leaks(
             continue
         rule = find_rule(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
         peers_by_rule.setdefault(rule, []).append(peer)
-    for rule, names in peers_by_rule.items():
+    for rule, peers in peers_by_rule.items():
         is_of_every_protocol = rule.when == "always" and rule.receiver is None
         if not is_of_every_protocol and rule.remains != "Nothing.":
-            yield f"{', '.join(names)}: {rule.kind}", rule.reads, rule.remains
+            yield f"{', '.join(peers)}: {rule.kind}", rule.reads, rule.remains
 
 
 def _format_listen_address(address: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from apfed_experiments.runner import Study
 
 # Names for the help texts. The tables that have them as keys are slow to import; a test compares.
-LEAKS = (
+LEAK_STUDIES = (
     "inversion",
     "chosen",
     "decoder",
@@ -41,9 +41,9 @@ LEAKS = (
     "papers",
 )
 
-BASES = ("main-digits", "main-breast-cancer", "main-handwritten")
+BASE_CONFIGS = ("main-digits", "main-breast-cancer", "main-handwritten")
 
-_FAILED_CODE = 3  # exit code if a run of a study failed
+_FAILED_EXIT_CODE = 3  # exit code if a run of a study failed
 app = typer.Typer(no_args_is_help=True, help="Studies over many runs: gain, cost and leakage.")
 Seeds = Annotated[int, typer.Option(min=1, help="Number of runs (seeds) of each setting.")]
 Output = Annotated[Path, typer.Option(help="Folder for the results.")]
@@ -112,12 +112,12 @@ def sums(
     seeds: Seeds = 3,
     jobs: Jobs = 2,
     base: Annotated[
-        str, typer.Option(help=f"Data and network, one of: {', '.join(BASES)}.")
-    ] = BASES[0],
+        str, typer.Option(help=f"Data and network, one of: {', '.join(BASE_CONFIGS)}.")
+    ] = BASE_CONFIGS[0],
     as_json: AsJson = False,
 ) -> None:
     """Measure what each party of APFed can read, by secure sum and guard."""
-    _check_names([base], BASES)
+    _check_names([base], BASE_CONFIGS)
     with _start_workers():
         from apfed_experiments.study import load_base_config
         from apfed_experiments.sum_by_guard import declare_study
@@ -188,7 +188,7 @@ def measure_passives(
 
 @app.command()
 def leaks(
-    only: Annotated[list[str] | None, typer.Option(help=_describe_choice(LEAKS))] = None,
+    only: Annotated[list[str] | None, typer.Option(help=_describe_choice(LEAK_STUDIES))] = None,
     store: Annotated[
         Path | None,
         typer.Option(help="JSON file of results, in which the measured parts are replaced."),
@@ -196,12 +196,12 @@ def leaks(
     as_json: AsJson = False,
 ) -> None:
     """Measure what a curious or malicious party reads, and which rules stop it."""
-    _check_names(only, LEAKS)
+    _check_names(only, LEAK_STUDIES)
     from apfed_experiments.leaks import declare_study
 
     # It concerns honest steps before an attack, which are not what is measured.
     warnings.simplefilter("ignore", NarrowBatchWarning)
-    _run_study(declare_study(only or LEAKS, store), jobs=1, as_json=as_json)
+    _run_study(declare_study(only or LEAK_STUDIES, store), jobs=1, as_json=as_json)
 
 
 @app.command()
@@ -260,23 +260,23 @@ def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
     an error code, and the same command tries failed runs again.
     """
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # studies compare with unsafe choices
-    answer = finished.run_study(study, jobs, quiet=as_json)
+    answer = finished.run_study(study, jobs, is_quiet=as_json)
     if as_json:
         terminal.print_json(answer.as_json())
     if answer.failures:
-        raise typer.Exit(_FAILED_CODE)
+        raise typer.Exit(_FAILED_EXIT_CODE)
 
 
-def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
-    """Raise a usage error (typer.BadParameter) if a chosen name is not among the known `names`.
+def _check_names(chosen_names: Sequence[str] | None, known_names: Sequence[str]) -> None:
+    """Raise a usage error (typer.BadParameter) if a chosen name is not a known one.
 
-    The error suggests the nearest name. `chosen`: None: nothing was chosen.
+    The error suggests the nearest name. `chosen_names`: None: nothing was chosen.
     """
-    for name in chosen or ():
-        if name not in names:
+    for name in chosen_names or ():
+        if name not in known_names:
             from secure_apfed.settings import unknown_name
 
-            raise typer.BadParameter(unknown_name(name, names))
+            raise typer.BadParameter(unknown_name(name, known_names))
 
 
 @app.command()

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.status import LinkBreak, Meeting
     from secure_apfed.runs.outcome import Progress
 
-_TICK_S = 1.0
+_TICK_INTERVAL_S = 1.0
 _MAX_EVENT_GAP_S = 30.0  # then an event is written although nothing changed
 _REDRAWS_PER_S = 4
 _MAX_LINE_GAP_S = 60.0  # then a line is printed although nothing changed
 _BAR_WIDTH = 24
-_PRESENT_STATES = ("connected", "awaited", "silent")  # states of a connected peer
-_UNLINKED_PHASES = ("connecting", "ended", "failed")  # phases without links between parties
+_CONNECTED_PEER_STATES = ("connected", "awaited", "silent")  # states of a connected peer
+_PHASES_WITHOUT_LINKS = ("connecting", "ended", "failed")  # phases without links between parties
 
 
 @contextmanager
@@ -98,14 +98,14 @@ def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], 
     """
     from rich.progress import DownloadColumn
 
-    tasks: dict[str, Any] = {}
+    task_by_file: dict[str, Any] = {}
     with _make_bars(DownloadColumn(), quiet=quiet) as bars:
 
         def update_bar(file: str, done: int, total: int | None) -> None:
             """Advance a file's bar; create it at the first call."""
-            if file not in tasks:
-                tasks[file] = bars.add_task(file, total=total)
-            bars.update(tasks[file], completed=done, total=total)
+            if file not in task_by_file:
+                task_by_file[file] = bars.add_task(file, total=total)
+            bars.update(task_by_file[file], completed=done, total=total)
 
         yield update_bar
 
@@ -126,7 +126,7 @@ def show_count(
 
     console = Console(stderr=True)
     time_left = TimeLeft(clock)
-    printed_at = -math.inf
+    last_print_time = -math.inf
 
     def format_time_left(done: int, total: int) -> str:
         """Return the estimated time left in words, after this many items of the total."""
@@ -135,10 +135,10 @@ def show_count(
 
     def print_line(done: int, total: int) -> None:
         """Print the count once a minute, and at the end."""
-        nonlocal printed_at
+        nonlocal last_print_time
         text = f"{name}: {done} of {total}  {format_time_left(done, total)}"
-        if clock() - printed_at >= _MAX_LINE_GAP_S or done == total:
-            printed_at = clock()
+        if clock() - last_print_time >= _MAX_LINE_GAP_S or done == total:
+            last_print_time = clock()
             console.print(text.strip(), highlight=False)
 
     if not quiet and not console.is_terminal:
@@ -199,7 +199,7 @@ class Board:
 
     def __init__(
         self,
-        source: "Callable[[], Sequence[Status]]" = tuple,
+        get_own_statuses: "Callable[[], Sequence[Status]]" = tuple,
         *,
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -207,29 +207,31 @@ class Board:
         """Make a board without progress.
 
         Args:
-            source: returns the states of the parties in this process; called for each display.
+            get_own_statuses: returns the states of the parties in this process; called for each
+                display.
             name: name of the run, shown before its epochs.
             clock: returns the time in seconds.
         """
-        self._source = source
-        self._name = name
+        self._get_own_statuses = get_own_statuses
+        self._run_name = name
         self._clock = clock
-        self._reported: dict[str, Status] = {}  # by party in another process: its last status
+        # By party in another process: its last status.
+        self._status_by_remote_party: dict[str, Status] = {}
         self.progress: Progress | None = None
         self._training_time = TimeLeft(clock)
         # By party and name of the work: how much is done, and the estimate of the time left.
-        self._works: dict[tuple[str, str], tuple[Work, TimeLeft]] = {}
+        self._work_and_time_left_by_key: dict[tuple[str, str], tuple[Work, TimeLeft]] = {}
 
     @property
     def statuses(self) -> "tuple[Status, ...]":
         """The latest status of every party, in the order of names."""
-        own_statuses = {status.party: status for status in self._source() if status.party}
-        statuses = {**self._reported, **own_statuses}
+        own_statuses = {status.party: status for status in self._get_own_statuses() if status.party}
+        statuses = {**self._status_by_remote_party, **own_statuses}
         return tuple(statuses[name] for name in sorted(statuses))
 
     def update_status(self, status: "Status") -> None:
         """Set the status of a party that runs in another process."""
-        self._reported = {**self._reported, status.party: status}
+        self._status_by_remote_party = {**self._status_by_remote_party, status.party: status}
 
     def update_progress(self, progress: "Progress") -> None:
         """Set the training's progress, from which the time left is estimated."""
@@ -244,27 +246,30 @@ class Board:
         `party`: name of the party; "": this process.
         """
         key = (party, work.name)
-        works = dict(self._works)
-        previous = works.pop(key, None)
+        work_and_time_left_by_key = dict(self._work_and_time_left_by_key)
+        previous = work_and_time_left_by_key.pop(key, None)
         if not work.is_over:
             if previous is None:
                 time_left = TimeLeft(self._clock)
             else:
                 _, time_left = previous
             time_left.note_progress(work.done)
-            works[key] = work, time_left
-        self._works = works  # replaced as a whole, since another thread reads it
+            work_and_time_left_by_key[key] = work, time_left
+        # Replaced as a whole, since another thread reads it.
+        self._work_and_time_left_by_key = work_and_time_left_by_key
 
     def drop_work(self) -> None:
         """Drop all work in progress, which an ended session has left unfinished."""
-        self._works = {}
+        self._work_and_time_left_by_key = {}
 
     @property
-    def works(self) -> "tuple[WorkLeft, ...]":
+    def works(self) -> "tuple[WorkProgress, ...]":
         """All long work in progress, with the estimated time left."""
         return tuple(
-            WorkLeft(work=work, party=party, seconds_left=time_left.estimate_seconds(work.total))
-            for (party, _), (work, time_left) in self._works.items()
+            WorkProgress(
+                work=work, party=party, seconds_left=time_left.estimate_seconds(work.total)
+            )
+            for (party, _), (work, time_left) in self._work_and_time_left_by_key.items()
         )
 
     @property
@@ -280,12 +285,12 @@ class Board:
         if self.progress is None:
             return ""
         time_left = describe_time_left(self.training_seconds_left)
-        name = f"{self._name}: " if self._name else ""
+        name = f"{self._run_name}: " if self._run_name else ""
         return f"{name}{_format_progress(self.progress)}  {time_left}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkLeft:
+class WorkProgress:
     """Long work of a party, and the time left.
 
     Attributes:
@@ -333,7 +338,7 @@ def show_board(
     """
     console = console or Console(stderr=True)
     if json_events:
-        events = _Events(board)
+        events = _EventWriter(board)
         with _tick_periodically(events.tick):
             yield board
     elif as_json:
@@ -347,7 +352,7 @@ def show_board(
         with live:
             yield board
     else:
-        lines = _Lines(board, console)
+        lines = _LinePrinter(board, console)
         try:
             with _tick_periodically(lines.tick):
                 yield board
@@ -367,7 +372,7 @@ def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
         """Call `tick` periodically until the block has ended, and once after that."""
         is_last = False
         while not is_last:
-            is_last = has_ended.wait(_TICK_S)
+            is_last = has_ended.wait(_TICK_INTERVAL_S)
             # The reader may be gone, or the disk full; the run continues anyway.
             with contextlib.suppress(OSError, ValueError):
                 tick()
@@ -451,7 +456,7 @@ def _format_metrics(board: Board) -> str:
     return "".join(line for lines in lines_by_metric.values() for line in lines)
 
 
-class _Events:
+class _EventWriter:
     """A writer of a board's facts to stdout, as one JSON object in each line.
 
     The objects are `{"progress": {...}}`, `{"work": {...}}`, and `{"status": {...}}` of each party
@@ -461,10 +466,11 @@ class _Events:
     def __init__(self, board: Board) -> None:
         """Start with nothing written; `board`: the facts."""
         self._board = board
-        self._progress: Progress | None = None  # as it was written last
-        self._works: dict[tuple[str, str], Work] = {}  # by party and name, as written last
+        self._written_progress: Progress | None = None  # as it was written last
+        # By party and name, as written last.
+        self._written_work_by_key: dict[tuple[str, str], Work] = {}
         # By party: the facts of its last event, and when it was written, on the monotonic clock.
-        self._last_events: dict[str, tuple[object, float]] = {}
+        self._last_event_by_party: dict[str, tuple[object, float]] = {}
 
     def tick(self) -> None:
         """Write an event for everything that changed since the last call."""
@@ -477,25 +483,29 @@ class _Events:
     def _write_progress(self) -> None:
         """Write the training's progress if it changed."""
         progress = self._board.progress
-        if progress is not None and progress != self._progress:
-            self._progress = progress
+        if progress is not None and progress != self._written_progress:
+            self._written_progress = progress
             seconds_left = self._board.training_seconds_left
             _write_event({"progress": {**asdict(progress), "seconds_left": seconds_left}})
 
     def _write_works(self) -> None:
         """Write long work that changed; work that is no longer in progress is written as done."""
-        works = {
+        work_progress_by_key = {
             (work_left.party, work_left.work.name): work_left for work_left in self._board.works
         }
-        for key, work_left in works.items():
-            if self._works.get(key) != work_left.work:
+        for key, work_left in work_progress_by_key.items():
+            if self._written_work_by_key.get(key) != work_left.work:
                 _write_event({"work": work_left.as_json()})
-        for key in self._works.keys() - works.keys():
+        for key in self._written_work_by_key.keys() - work_progress_by_key.keys():
             party, _ = key
-            finished_work = replace(self._works[key], done=self._works[key].total)
-            finished = WorkLeft(work=finished_work, party=party, seconds_left=0.0)
+            finished_work = replace(
+                self._written_work_by_key[key], done=self._written_work_by_key[key].total
+            )
+            finished = WorkProgress(work=finished_work, party=party, seconds_left=0.0)
             _write_event({"work": finished.as_json()})
-        self._works = {key: work_left.work for key, work_left in works.items()}
+        self._written_work_by_key = {
+            key: work_left.work for key, work_left in work_progress_by_key.items()
+        }
 
     def _write_status(self, status: "Status") -> None:
         """Write a party's status if it changed, if a peer is silent, or if the last event is old.
@@ -503,16 +513,16 @@ class _Events:
         While a peer is silent, every call writes an event, since the silence grows.
         """
         counts = status.sent_bytes, status.received_bytes, status.step
-        facts = _list_visible_facts(status), _list_broken_links(status), *counts
-        previous_facts, written_at = self._last_events.get(status.party, (None, 0.0))
+        shown_values = _list_shown_values(status), _list_broken_links(status), *counts
+        previous_values, written_at = self._last_event_by_party.get(status.party, (None, 0.0))
         now = time.monotonic()
         is_old = now - written_at >= _MAX_EVENT_GAP_S
-        if facts != previous_facts or is_old or status.list_peers("silent"):
-            self._last_events[status.party] = facts, now
+        if shown_values != previous_values or is_old or status.list_peers("silent"):
+            self._last_event_by_party[status.party] = shown_values, now
             _write_event({"status": {"at": time.time(), **status.model_dump(mode="python")}})
 
 
-class _Lines:
+class _LinePrinter:
     """A printer of a board's facts as lines, for a log, where the output is no terminal.
 
     A party gets a line when its phase or its peers' states change. Each party, the training and
@@ -531,70 +541,75 @@ class _Lines:
         self._console = console
         self._clock = clock
         # By what a line is about (see `_is_due`): the facts and the time of its last line.
-        self._last_lines: dict[object, tuple[object, float]] = {}
-        self._progress: Progress | None = None  # as it was printed last
+        self._last_line_by_subject: dict[object, tuple[object, float]] = {}
+        self._printed_progress: Progress | None = None  # as it was printed last
         # By party and peer: the time when a link broke that is still broken.
-        self._break_times: dict[str, dict[str, float]] = {}
+        self._break_times_by_party: dict[str, dict[str, float]] = {}
 
     def tick(self) -> None:
         """Print a line for everything that changed, or whose last line is a minute old.
 
         Training and long work change all the time, so they get a line each minute only.
         """
-        if self._board.progress is not None and self._is_due("epoch", facts=None):
+        if self._board.progress is not None and self._is_due("epoch", shown_values=None):
             self._print_progress()
         works = self._board.works
         for work_left in works:
-            if self._is_due((work_left.party, work_left.work.name), facts=None):
+            if self._is_due((work_left.party, work_left.work.name), shown_values=None):
                 self._print_text(work_left.line)
         self._forget_finished({(work_left.party, work_left.work.name) for work_left in works})
         for status in self._board.statuses:
             self._print_breaks(status)
-            if self._is_due(status.party, _list_visible_facts(status)):
+            if self._is_due(status.party, _list_shown_values(status)):
                 self._print_text(_format_status_line(status))
 
     def print_last(self) -> None:
         """Print the latest progress of the training, unless it was printed before."""
         with contextlib.suppress(OSError, ValueError):
-            if self._board.progress != self._progress:
+            if self._board.progress != self._printed_progress:
                 self._print_progress()
 
     def _print_breaks(self, status: "Status") -> None:
         """Print a line for each link of a party that broke or was restored since the last call."""
         now = self._clock()
-        previous_break_times = self._break_times.get(status.party, {})
-        break_times = dict[str, float]()
+        previous_break_time_by_peer = self._break_times_by_party.get(status.party, {})
+        break_time_by_peer = dict[str, float]()
         for name, peer in status.peers.items():
-            link = f"{status.party}: the link to {name} is"
-            was_broken = name in previous_break_times
-            is_restored = peer.state in _PRESENT_STATES and status.phase not in _UNLINKED_PHASES
+            link_text = f"{status.party}: the link to {name} is"
+            was_broken = name in previous_break_time_by_peer
+            is_restored = (
+                peer.state in _CONNECTED_PEER_STATES and status.phase not in _PHASES_WITHOUT_LINKS
+            )
             if peer.broken is not None:
                 broke_at = now - peer.broken.since_s  # since_s is an age in seconds
-                break_times[name] = previous_break_times.get(name, broke_at)
+                break_time_by_peer[name] = previous_break_time_by_peer.get(name, broke_at)
                 if not was_broken:
                     self._print_text(
-                        f"{link} {_describe_break(peer.broken)}; nothing to do: it is connected "
-                        f"again by itself; waits {peer.broken.patience_s:g} s, then {name} has left"
+                        f"{link_text} {_describe_break(peer.broken)}; nothing to do: it is "
+                        f"connected again by itself; waits {peer.broken.patience_s:g} s, then "
+                        f"{name} has left"
                     )
             elif was_broken and is_restored:
-                self._print_text(f"{link} back, after {now - previous_break_times[name]:.0f} s")
-        self._break_times[status.party] = break_times
+                self._print_text(
+                    f"{link_text} back, after {now - previous_break_time_by_peer[name]:.0f} s"
+                )
+        self._break_times_by_party[status.party] = break_time_by_peer
 
-    def _is_due(self, key: object, facts: object) -> bool:
+    def _is_due(self, subject: object, shown_values: object) -> bool:
         """Return whether a line is due; if so, record it as printed now.
 
         It is due if its facts have changed, or if its last line is a minute old.
 
-        `key`: what the line is about: a party, or a party and the name of its work. `facts`: the
-        facts that the line shows; None: it is due by time alone.
+        `subject`: what the line is about: a party, or a party and the name of its work.
+        `shown_values`: the facts that the line shows; None: it is due by time alone.
         """
         now = self._clock()
-        previous = self._last_lines.get(key)
-        if previous is not None:
-            previous_facts, printed_at = previous
-            if facts == previous_facts and now - printed_at < _MAX_LINE_GAP_S:
+        previous_line = self._last_line_by_subject.get(subject)
+        if previous_line is not None:
+            previous_values, printed_at = previous_line
+            if shown_values == previous_values and now - printed_at < _MAX_LINE_GAP_S:
                 return False
-        self._last_lines[key] = facts, now
+        self._last_line_by_subject[subject] = shown_values, now
         return True
 
     def _forget_finished(self, works: "set[tuple[str, str]]") -> None:
@@ -602,13 +617,13 @@ class _Lines:
 
         `works`: party and name of all work in progress.
         """
-        for key in [*self._last_lines]:
+        for key in [*self._last_line_by_subject]:
             if isinstance(key, tuple) and key not in works:
-                del self._last_lines[key]
+                del self._last_line_by_subject[key]
 
     def _print_progress(self) -> None:
         """Print a line with the training's progress."""
-        self._progress = self._board.progress
+        self._printed_progress = self._board.progress
         self._print_text(self._board.progress_line)
 
     def _print_text(self, text: str) -> None:
@@ -632,7 +647,7 @@ def _describe_break(broken: "LinkBreak") -> str:
     return f"broken since {broken.since_s:.0f} s{cause}"
 
 
-def _list_visible_facts(status: "Status") -> tuple[object, ...]:
+def _list_shown_values(status: "Status") -> tuple[object, ...]:
     """Return the facts about a party after whose change a log gets a line at once.
 
     They are its phase, the peers that are missing, silent or gone, and the reasons for missing.
@@ -652,20 +667,20 @@ def _format_status_line(status: "Status") -> str:
     return "; ".join([*parts, _describe_counts(status)])
 
 
-def _describe_meeting(status: "Status", meets: "Meeting") -> str:
+def _describe_meeting(status: "Status", meeting: "Meeting") -> str:
     """Return in words how a party waits for its peers to connect before a session.
 
     It names the missing peers, how long the party has waited and will wait, and how many parties
     are connected.
 
-    `meets`: these times, in seconds.
+    `meeting`: these times, in seconds.
     """
-    missing = " and ".join(status.list_peers("expected"))
-    parties = len(status.peers) + 1
-    present = parties - len(status.list_peers("expected"))
+    missing_names = " and ".join(status.list_peers("expected"))
+    party_count = len(status.peers) + 1
+    present_count = party_count - len(status.list_peers("expected"))
     return (
-        f"waits for {missing} since {meets.since_s:.0f} s, gives up after {meets.patience_s:g} s; "
-        f"{present} of {parties} parties are here"
+        f"waits for {missing_names} since {meeting.since_s:.0f} s, gives up after "
+        f"{meeting.patience_s:g} s; {present_count} of {party_count} parties are here"
     )
 
 
@@ -694,14 +709,14 @@ def _list_troubles(status: "Status") -> list[str]:
     return troubles
 
 
-def _describe_wait(waits: "Waiting") -> str:
+def _describe_wait(waiting: "Waiting") -> str:
     """Return in words which message a party waits for, and for how long: so far, and at most."""
-    step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
-    kinds = " or ".join(waits.kinds)
-    senders = " or ".join(waits.senders)
+    step = "" if waiting.step is None or waiting.step < 0 else f" of step {waiting.step}"
+    kinds = " or ".join(waiting.kinds)
+    senders = " or ".join(waiting.senders)
     return (
-        f"{kinds}{step} from {senders} since {waits.since_s:.0f} s, gives up after "
-        f"{waits.patience_s:g} s"
+        f"{kinds}{step} from {senders} since {waiting.since_s:.0f} s, gives up after "
+        f"{waiting.patience_s:g} s"
     )
 
 

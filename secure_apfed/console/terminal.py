@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast, Link
     from secure_apfed.settings.protection import Departure
 
-INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
 """Names of modules that reports and research import and runs do not; where one is missing, errors
 name the extra `experiments`."""
 _UNWRAPPED_WIDTH = 100_000
-_NARROW_BLANKS = str.maketrans("\u202f\u00a0", "  ")
-_USAGE_CODE = 2
-_DATA_CODE = 3
-_PROTOCOL_CODE = 4
-_BUDGET_CODE = 5
+_ORDINARY_SPACE_BY_BLANK = str.maketrans("\u202f\u00a0", "  ")
+_USAGE_EXIT_CODE = 2
+_DATA_EXIT_CODE = 3
+_PROTOCOL_EXIT_CODE = 4
+_BUDGET_EXIT_CODE = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,30 +72,30 @@ def describe_failure(error: Exception) -> Failure:
     if isinstance(error, ModuleNotFoundError):
         message = f"{error.name} is not installed; run: {install_extra('experiments')}"
         return Failure(
-            code=_USAGE_CODE, title="An extra is missing", kind="ConfigError", message=message
+            code=_USAGE_EXIT_CODE, title="An extra is missing", kind="ConfigError", message=message
         )
     # Imported here, since they take longer to load than the help text should.
     from apfed_protocols.psi.interface import IntersectionTooSmallError
     from secure_apfed.privacy.ledger import BudgetExhaustedError
 
     # The first class that fits counts: a subclass stands before its base class.
-    descriptions: tuple[tuple[type[Exception], int, str], ...] = (
-        (errors.ConfigError, _USAGE_CODE, "The configuration is wrong"),
-        (errors.DataError, _DATA_CODE, "The data do not fit"),
-        (errors.ModelError, _DATA_CODE, "The model does not fit"),
-        (errors.CheckpointError, _DATA_CODE, "The run folder cannot be used"),
-        (IntersectionTooSmallError, _DATA_CODE, "The parties share too few rows"),
-        (LocalProtocolError, _PROTOCOL_CODE, "The protocol was refused"),
-        (RunStoppedError, _PROTOCOL_CODE, "Another party stopped the run"),
-        (PartyLeftError, _PROTOCOL_CODE, "Another party left"),
-        (RemoteProtocolError, _PROTOCOL_CODE, "The protocol was violated"),
-        (BudgetExhaustedError, _BUDGET_CODE, "The privacy budget is spent"),
-        (OSError, _DATA_CODE, "A file or folder cannot be used"),
-        (Exception, _DATA_CODE, "This cannot be done"),
+    code_and_title_by_class: tuple[tuple[type[Exception], int, str], ...] = (
+        (errors.ConfigError, _USAGE_EXIT_CODE, "The configuration is wrong"),
+        (errors.DataError, _DATA_EXIT_CODE, "The data do not fit"),
+        (errors.ModelError, _DATA_EXIT_CODE, "The model does not fit"),
+        (errors.CheckpointError, _DATA_EXIT_CODE, "The run folder cannot be used"),
+        (IntersectionTooSmallError, _DATA_EXIT_CODE, "The parties share too few rows"),
+        (LocalProtocolError, _PROTOCOL_EXIT_CODE, "The protocol was refused"),
+        (RunStoppedError, _PROTOCOL_EXIT_CODE, "Another party stopped the run"),
+        (PartyLeftError, _PROTOCOL_EXIT_CODE, "Another party left"),
+        (RemoteProtocolError, _PROTOCOL_EXIT_CODE, "The protocol was violated"),
+        (BudgetExhaustedError, _BUDGET_EXIT_CODE, "The privacy budget is spent"),
+        (OSError, _DATA_EXIT_CODE, "A file or folder cannot be used"),
+        (Exception, _DATA_EXIT_CODE, "This cannot be done"),
     )
     exit_code, title = next(
         (exit_code, title)
-        for error_class, exit_code, title in descriptions
+        for error_class, exit_code, title in code_and_title_by_class
         if isinstance(error, error_class)
     )
     kind = "DataError" if isinstance(error, TableError) else type(error).__name__
@@ -181,7 +181,7 @@ def _replace_blanks(text: str) -> str:
 
     Some stand before units; not every terminal shows them.
     """
-    return text.translate(_NARROW_BLANKS)
+    return text.translate(_ORDINARY_SPACE_BY_BLANK)
 
 
 def show_warning(
@@ -259,21 +259,21 @@ def _list_forecast_rows(forecast: "Forecast") -> list[tuple[str, str]]:
     baselines_hint = "run --no-baselines spares them"
     if not includes_baselines:
         baselines_hint += ", plan --baselines measures them"
-    phases = ", ".join(
+    phases_text = ", ".join(
         f"{phase} {_format_duration(seconds)}" for phase, seconds in forecast.seconds.items()
     )
     if includes_baselines:
-        phases += f" ({baselines_hint})"
+        phases_text += f" ({baselines_hint})"
     omitted_baselines = "" if includes_baselines else f"baselines ({baselines_hint}), "
-    labelled = f"{forecast.labelled_rows:,} of {forecast.teaching_rows:,}"
+    labelled_text = f"{forecast.labelled_rows:,} of {forecast.teaching_rows:,}"
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in forecast.rows.items())),
         ("active trains on", f"{forecast.train_rows:,}, tests on {forecast.test_rows:,}"),
-        ("learns from labels of", f"{labelled} rows that it could learn from"),
+        ("learns from labels of", f"{labelled_text} rows that it could learn from"),
         ("steps", f"{forecast.steps:,}, each about {_format_duration(forecast.seconds_per_step)}"),
         (
             "time on this machine",
-            f"about {_format_duration(sum(forecast.seconds.values()))}: {phases}",
+            f"about {_format_duration(sum(forecast.seconds.values()))}: {phases_text}",
         ),
         ("not counted", f"start, {omitted_baselines}attacks, report"),
     ]
@@ -347,15 +347,15 @@ def _show_intersections(forecast: "Forecast") -> None:
     )
 
 
-def show_departures(departures: Sequence["Departure"]) -> None:
+def show_departures(weakened_settings: Sequence["Departure"]) -> None:
     """Print a table of the settings that protect less than by default, or that there are none.
 
-    `departures`: these settings.
+    `weakened_settings`: these settings.
     """
     title = "\nProtects less than by default"
-    if departures:
+    if weakened_settings:
         columns = ("setting", "is", "default", "protects", "consequence")
-        show_rows(title, columns, [departure.row for departure in departures])
+        show_rows(title, columns, [departure.row for departure in weakened_settings])
     else:
         show_rows(f"{title}: nothing", (), [])
 
@@ -379,20 +379,20 @@ def show_phases(phases: "Phases") -> None:
     show_rows("Phases", columns, [*rows, total_row])
 
 
-def format_size(count: float) -> str:
+def format_size(byte_count: float) -> str:
     """Return a number of bytes as text with a unit, B to TB."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
+        if byte_count < 1000:
+            return f"{byte_count:.3g} {unit}"
+        byte_count /= 1000
+    return f"{byte_count:,.1f} TB"
 
 
 def _format_duration(seconds: float) -> str:
     """Return a duration as text, such as "12 ms", "3.4 s", "2 min 5 s" or "1 h 10 min"."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remaining_seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+        return f"{minutes} min {remaining_seconds} s" if minutes else f"{seconds:.1f} s"
     return f"{minutes // 60} h {minutes % 60} min"

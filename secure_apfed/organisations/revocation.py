@@ -258,7 +258,7 @@ class SessionFiles:
         self, path: Path, file: "PartyFile", *others: Path, show_line: Callable[[str], None]
     ) -> None:
         """Remember the files' present versions. The class describes the arguments."""
-        self._list_path = path
+        self._settings_path = path
         self._settings = file
         self._further_files = others
         self._show_line = show_line
@@ -303,7 +303,7 @@ class SessionFiles:
         Raises ApfedError, OSError: a file cannot be used.
         """
         # The results are not needed: each call raises if its file is unusable.
-        self._settings.from_file(self._list_path)
+        self._settings.from_file(self._settings_path)
         tls = self._settings.tls
         if tls is not None:
             revoked = load_revocations(tls.revoked)
@@ -313,7 +313,7 @@ class SessionFiles:
     def _read_versions(self) -> dict[Path, tuple[int, int, int] | None]:
         """Return, by file, values that change when the file is replaced; None: it is missing."""
         file = self._settings
-        paths = [self._list_path, *self._further_files, file.folder / _SEALED]
+        paths = [self._settings_path, *self._further_files, file.folder / _SEALED]
         paths += [file.folder / RENEWED_CERTIFICATE_FILE.format(name) for name in file.peers]
         if file.tls is not None:
             paths += [file.tls.ca, file.tls.certificate, file.tls.key]

@@ -59,8 +59,10 @@ if __name__ == "__main__":
 
 def test_names_in_helps_are_those_of_the_tables() -> None:
     assert tuple(BENCHES) == bench.NAMES
-    assert tuple(parts.LIST_ROWS_BY_PART) == study.LEAKS
-    assert [load_base_config(name).method.has_gradient_sum for name in study.BASES] == [True] * 3
+    assert tuple(parts.LIST_ROWS_BY_PART) == study.LEAK_STUDIES
+    assert [load_base_config(name).method.has_gradient_sum for name in study.BASE_CONFIGS] == [
+        True
+    ] * 3
 
 
 def test_helps_import_nothing_large() -> None:

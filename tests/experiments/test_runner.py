@@ -75,7 +75,7 @@ def test_the_first_answer_is_shown_before_all_else_is_measured(
         compare=lambda found: [],
         measure_first=measure_first,
     )
-    finished.run_study(study, 1, quiet=quiet)
+    finished.run_study(study, 1, is_quiet=quiet)
     assert calls == (["all in 1"] if quiet else ["first in 1", "all in 1"])
 
 

@@ -25,7 +25,7 @@ from apfed_protocols.errors import ApfedError, RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.cli import execute
 from secure_apfed.console import terminal
-from secure_apfed.console.progress import Board, _format_status_line, _Lines
+from secure_apfed.console.progress import Board, _format_status_line, _LinePrinter
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.certificates import make_authority, require_caller
 from secure_apfed.exchange.codec import TensorSpec, pack_tensors, unpack_tensors
@@ -414,6 +414,6 @@ def test_why_a_link_broke_is_shown_in_a_log_as_escapes(text: str) -> None:
     out = io.StringIO()
     board = Board()
     board.update_status(status)
-    _Lines(board, Console(file=out, width=200)).tick()
+    _LinePrinter(board, Console(file=out, width=200)).tick()
     is_shown_safely(out.getvalue())
     assert "evil" in out.getvalue()

@@ -127,7 +127,7 @@ def test_without_the_extra_there_is_no_report_and_one_word_of_it(
 ) -> None:
     forget_modules(monkeypatch, "apfed_experiments.report")
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    finished.report_passive(parties / "passive-1", quiet=True)
+    finished.report_passive(parties / "passive-1", is_quiet=True)
     out, note = capsys.readouterr()
     assert json.loads(out)["report"] is None
     assert "run: python -m pip install '" in " ".join(note.split())

@@ -174,7 +174,7 @@ def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> N
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_progress, "_TICK_S", 0.02)
+    monkeypatch.setattr(shown_progress, "_TICK_INTERVAL_S", 0.02)
 
 
 def status(**changes: Any) -> Status:

@@ -29,7 +29,7 @@ from secure_apfed.base.working import (
 )
 from secure_apfed.baselines import BASELINES, BaselineTask
 from secure_apfed.console import progress as shown_progress
-from secure_apfed.console.progress import Board, _Events, _Lines
+from secure_apfed.console.progress import Board, _EventWriter, _LinePrinter
 from secure_apfed.exchange import StatusTracker
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.events import build_schema
@@ -240,7 +240,7 @@ def test_a_log_has_a_line_a_minute_and_the_last_one() -> None:
     clock = Clock()
     board = board_of(clock)
     out = io.StringIO()
-    lines = _Lines(board, Console(file=out, width=200), clock)
+    lines = _LinePrinter(board, Console(file=out, width=200), clock)
     for second in range(130):
         clock.now += 1
         board.update_progress(training(1 + second // 20, 9 + second // 2))
@@ -254,7 +254,7 @@ def test_a_log_has_a_line_a_minute_and_the_last_one() -> None:
 
 def test_events_tell_the_time_left_and_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     board = board_of(Clock())
-    events = _Events(board)
+    events = _EventWriter(board)
     events.tick()
     events.tick()
     board.update_work(Work(name="buckets", done=50, total=50), "ann")
