@@ -109,8 +109,8 @@ margin_to_the_wrong_side: test_privacy_accountants.py test_privacy_ledger.py
 --- secure_apfed/privacy/contributions.py
 rounding_moves_nobody: test_privacy_accountants.py
     Half a step of rounding in each number is left out of a contribution's sensitivity.
--return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
-+return math.sqrt(rows) * 2 * levels * _ROUNDING
+-return math.sqrt(rows_per_person) * (2 * steps_in_clip * _ROUNDING_FACTOR + math.sqrt(columns))
++return math.sqrt(rows_per_person) * 2 * steps_in_clip * _ROUNDING_FACTOR
 tails_for_nothing: test_privacy_accountants.py
     The tails of discrete noise that are cut off cost next to nothing.
 -remaining_delta = delta - (1 + math.exp(min(epsilon, 700.0))) * cut_tails
@@ -123,11 +123,11 @@ noise_over_the_radius: test_privacy_guards.py test_audit_release.py
 --- secure_apfed/privacy/ledger.py
 row_twice_counts_once: test_privacy_ledger.py
     A batch that holds a row twice passes a budget that it exceeds.
--return int((self.releases_N[rows] + times).max(initial=0))
+-return int((self.releases_N[rows] + occurrences).max(initial=0))
 +return int((self.releases_N[rows] + 1).max(initial=0))
 free_though_never_charged: test_privacy_guards.py
     Frozen rows whose log was lost are sent without being charged.
--is_free = repeats.cpu().numpy() & (self._counts.releases_N[positions] > 0)
+-is_free = repeats.cpu().numpy() & (self._release_counts.releases_N[positions] > 0)
 +is_free = repeats.cpu().numpy()
 checkpoint_refunds: test_privacy_ledger.py
     Going back to an older checkpoint takes releases off the account.
@@ -136,7 +136,7 @@ checkpoint_refunds: test_privacy_ledger.py
 --- secure_apfed/privacy/noise.py
 clip_that_rounds_beyond: test_privacy_guards.py
     Rounded to float32, clipped rows are longer than the bound that is accounted for.
--return onto_ball(wide_BD, bound * (1 - margin))
+-return onto_ball(wide_BD, bound * (1 - rounding_margin))
 +return onto_ball(wide_BD, bound)
 same_noise_for_other_rows: test_privacy_guards.py
     Equal numbers of other people at one step get the same noise.
@@ -145,8 +145,8 @@ same_noise_for_other_rows: test_privacy_guards.py
 --- secure_apfed/privacy/dp_sgd.py
 one_ledger_of_two: test_privacy_dp_sgd.py
     Updates of private training are played beyond the budget of the whole.
--other = self.updates if ledger is self._releases else self._releases
-+other = self.updates
+-other_ledger = self.updates if ledger is self._release_ledger else self._release_ledger
++other_ledger = self.updates
 --- secure_apfed/exchange/codec.py
 more_tensors_than_expected: test_exchange_codec.py
     A payload carries tensors that nobody asked for or looks at.

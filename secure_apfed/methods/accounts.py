@@ -178,7 +178,9 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
             signed=config.method.has_signed_votes,
         )
     if config.method.has_representation_sum:
-        return sensitivity_in_steps(levels=quantiser.levels, columns=row_size, rows=1)
+        return sensitivity_in_steps(
+            steps_in_clip=quantiser.levels, columns=row_size, rows_per_person=1
+        )
     defence_kinds = (DEFENCES[choice.kind] for choice in config.defences)
     # A defence reads the whole batch, so it may mix rows.
     is_defended = any("contributions" in kind.protects for kind in defence_kinds)
@@ -188,7 +190,9 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
     else:
         is_row_wise = OBJECTIVES[objective.name].row_wise
     moved_rows = 1 if is_row_wise and not is_defended else config.train.batch_size
-    return sensitivity_in_steps(levels=quantiser.levels, columns=row_size, rows=moved_rows)
+    return sensitivity_in_steps(
+        steps_in_clip=quantiser.levels, columns=row_size, rows_per_person=moved_rows
+    )
 
 
 def _make_quantiser(config: RunSettings) -> FixedPoint:

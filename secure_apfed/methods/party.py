@@ -598,7 +598,7 @@ class PartyContext:
             budget=budget,
             rows=rows,
             log=log_file(logs, "ledger", name, "jsonl") if logs else None,
-            seeded=not self.noise_is_secret,
+            is_reproducible=not self.noise_is_secret,
             figure=figure,
         )
         if self.secrets.checkpoints is not None:
@@ -633,7 +633,7 @@ class PartyContext:
                 updates=private.ledger,
                 delta=config.delta,
                 budget=config.dp_sgd.epsilon,
-                seeded=not self.noise_is_secret,
+                is_reproducible=not self.noise_is_secret,
             )
         return ActiveProtections(
             charged_guard=releases,

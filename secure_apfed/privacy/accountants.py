@@ -148,11 +148,11 @@ def _log_delta(epsilon: float, mu: float) -> float:
     """
     a = epsilon / mu - mu / 2
     b = epsilon / mu + mu / 2
-    log_first = scipy.special.log_ndtr(-a)
-    log_second = -a * a / 2 + np.log(scipy.special.erfcx(b / np.sqrt(2)) / 2)
+    log_first_term = scipy.special.log_ndtr(-a)
+    log_second_term = -a * a / 2 + np.log(scipy.special.erfcx(b / np.sqrt(2)) / 2)
     # The second term is the smaller one; rounding must not make their difference 0 or negative.
-    log_ratio = min(log_second - log_first, -np.finfo(float).tiny)
-    return float(log_first + np.log(-np.expm1(log_ratio)))
+    log_ratio = min(log_second_term - log_first_term, -np.finfo(float).tiny)
+    return float(log_first_term + np.log(-np.expm1(log_ratio)))
 
 
 @lru_cache(maxsize=256)
@@ -170,16 +170,16 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     if mu == 0 or _log_delta(0, mu) <= np.log(delta) - _DELTA_MARGIN:
         return 0.0
     # An upper bound: there the first of delta's two terms is Phi(-sqrt(2 log 1/delta)) < delta.
-    high = float(mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta)))
+    upper_bound = float(mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta)))
     # The search below would lose all digits: the upper bound is returned.
     if mu > _HUGE_MU:
-        return high
-    target = np.log(delta) - _DELTA_MARGIN
+        return upper_bound
+    target_log_delta = np.log(delta) - _DELTA_MARGIN
     root = scipy.optimize.brentq(
-        lambda epsilon: _log_delta(epsilon, mu) - target,
+        lambda epsilon: _log_delta(epsilon, mu) - target_log_delta,
         0,
-        high,
-        xtol=1e-15 * high,
+        upper_bound,
+        xtol=1e-15 * upper_bound,
         rtol=_ROOT_TOLERANCE,
     )
     return float(root * (1 + _EPSILON_MARGIN))
@@ -195,19 +195,21 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     if not (np.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"a target epsilon is positive and finite, got {epsilon}")
 
-    target = float(np.log(delta) - _DELTA_MARGIN)
+    target_log_delta = float(np.log(delta) - _DELTA_MARGIN)
 
     def compute_excess(log_mu: float) -> float:
         """Return by how much log delta(epsilon) at this mu exceeds the target; it grows with mu."""
-        return _log_delta(epsilon, float(np.exp(log_mu))) - target
+        return _log_delta(epsilon, float(np.exp(log_mu))) - target_log_delta
 
     # Bracket the root in log mu, from mu = 1 on, then solve.
-    low = high = 0.0
-    while compute_excess(low) > 0:
-        low -= 1
-    while compute_excess(high) < 0:
-        high += 1
-    root = scipy.optimize.brentq(compute_excess, low, high, xtol=1e-13, rtol=_ROOT_TOLERANCE)
+    low_log_mu = high_log_mu = 0.0
+    while compute_excess(low_log_mu) > 0:
+        low_log_mu -= 1
+    while compute_excess(high_log_mu) < 0:
+        high_log_mu += 1
+    root = scipy.optimize.brentq(
+        compute_excess, low_log_mu, high_log_mu, xtol=1e-13, rtol=_ROOT_TOLERANCE
+    )
     return float(np.exp(root) * (1 - _MU_MARGIN))
 
 

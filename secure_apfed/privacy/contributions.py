@@ -38,22 +38,22 @@ __all__ = [
 ]
 
 # Relative room for the clip's and the scaling's floating point, far above 1e-15 sqrt(D).
-_ROUNDING = 1 + 1e-9
+_ROUNDING_FACTOR = 1 + 1e-9
 # Relative margin that rounds epsilon up.
-_MARGIN = 1 + 1e-9
+_EPSILON_MARGIN = 1 + 1e-9
 
 _STATEMENT = (
     "contribution guarantee: each passive's epsilon speaks of one person's features at that "
     "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
     "sums alone; a step that is played again in a later session counts again"
 )
-_SEEDED = (
+_SEED_CAVEAT = (
     "only against somebody who does not know the run's seed, and while no step is played twice, in "
     "this run or with other numbers in another of that seed"
 )
 
 
-def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
+def sensitivity_in_steps(*, steps_in_clip: int, columns: int, rows_per_person: int) -> float:
     """Return how far a party's contribution moves in L2 if one person's features are replaced.
 
     The unit is a step of fixed point. A clipped row has norm L at most, and rounding moves each of
@@ -61,26 +61,27 @@ def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
     enlarged, to cover the rounding errors of the clip itself.
 
     Args:
-        levels: L, fixed-point steps in the clip bound.
+        steps_in_clip: L, fixed-point steps in the clip bound.
         columns: D, numbers of a row.
-        rows: number of rows that a person's features move: 1 for a reconstruction loss; B, all
-            rows of the batch, for a contrastive loss with negatives. The distance is sqrt(rows)
-            times as large.
+        rows_per_person: number of rows that a person's features move: 1 for a reconstruction loss;
+            B, all rows of the batch, for a contrastive loss with negatives. The distance is
+            sqrt(rows) times as large.
     """
-    return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
+    return math.sqrt(rows_per_person) * (2 * steps_in_clip * _ROUNDING_FACTOR + math.sqrt(columns))
 
 
-def excess_of_sum(deviation: int, honest: int) -> float:
+def excess_of_sum(deviation: int, honest_count: int) -> float:
     """Return tau, a bound on how far a sum of discrete Gaussians is from one discrete Gaussian.
 
     tau = 10 sum over k = 1..n-1 of exp(-2 pi^2 s^2 k / (k + 1)), so 0 for one party. Kairouz, Liu
     and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
     Aggregation), Theorem 1.
 
-    `deviation`: s, standard deviation of each party's noise, in steps of fixed point. `honest`: n,
-    number of parties whose noise counts (those that do not collude with the reader of the sum).
+    `deviation`: s, standard deviation of each party's noise, in steps of fixed point.
+    `honest_count`: n, number of parties whose noise counts (those that do not collude with the
+    reader of the sum).
     """
-    k = np.arange(1, honest)
+    k = np.arange(1, honest_count)
     return float(10 * np.exp(-2 * (np.pi * deviation) ** 2 * k / (k + 1)).sum())
 
 
@@ -165,7 +166,7 @@ class SummedRelease:
             required_epsilon = zcdp_epsilon(rho, remaining_delta)
             if required_epsilon <= epsilon:
                 return epsilon
-            epsilon = required_epsilon * _MARGIN
+            epsilon = required_epsilon * _EPSILON_MARGIN
         return math.inf
 
     def __str__(self) -> str:
@@ -198,7 +199,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         method="bounded",
         options={"xatol": 1e-10},
     )
-    return max(0.0, float(optimum.fun)) * _MARGIN
+    return max(0.0, float(optimum.fun)) * _EPSILON_MARGIN
 
 
 def calibrate_noise(
@@ -209,7 +210,7 @@ def calibrate_noise(
     honest: int,
     sensitivity: float,
     numbers: int,
-    asker: str = "secure_sum.noise",
+    error_subject: str = "secure_sum.noise",
 ) -> int:
     """Return the smallest standard deviation of each party's noise, in fixed-point steps, with
     which `releases` sums stay within (epsilon, delta).
@@ -220,7 +221,7 @@ def calibrate_noise(
         honest: number of parties whose noise counts.
         sensitivity: replace-one L2 sensitivity of one contribution, in fixed-point steps.
         numbers: number of values of one party in a batch.
-        asker: the setting or class to name in an error.
+        error_subject: the setting or class to name in an error.
 
     Raises ConfigError: no deviation that a sum can carry is enough.
     """
@@ -229,18 +230,18 @@ def calibrate_noise(
     )
     return min_deviation(
         lambda s: replace(unit_release, deviation=s).epsilon_of(releases, delta) <= epsilon,
-        f"{asker}: epsilon {epsilon:g} over {releases} releases",
+        f"{error_subject}: epsilon {epsilon:g} over {releases} releases",
         "use fewer bits of the sum, fewer epochs, smaller batches or a larger epsilon",
     )
 
 
-def min_deviation(is_enough: Callable[[int], bool], subject: str, instead: str) -> int:
+def min_deviation(is_enough: Callable[[int], bool], subject: str, remedy: str) -> int:
     """Return the smallest standard deviation, in fixed-point steps, for which `is_enough` is true.
 
     Args:
         is_enough: false below some deviation and true from there on.
         subject: the release that needs the noise, in words for the error.
-        instead: a remedy, in words for the error.
+        remedy: a remedy, in words for the error.
 
     Raises:
         ConfigError: no deviation that a sum can carry is enough.
@@ -253,8 +254,7 @@ def min_deviation(is_enough: Callable[[int], bool], subject: str, instead: str) 
         high = 2 * high
         if high > MAX_DEVIATION:
             raise ConfigError(
-                f"{subject} needs noise of more than {MAX_DEVIATION} steps of fixed point; "
-                f"{instead}"
+                f"{subject} needs noise of more than {MAX_DEVIATION} steps of fixed point; {remedy}"
             )
     while high - low > 1:
         middle = (low + high) // 2
@@ -265,15 +265,16 @@ def min_deviation(is_enough: Callable[[int], bool], subject: str, instead: str) 
     return high
 
 
-def contributions_statement(single: str, *, seeded: bool) -> str:
+def contributions_statement(contribution_readers: str, *, is_reproducible: bool) -> str:
     """Return the guarantee of noise under the sum, in words.
 
-    `single`: in words, the parties that could read single contributions ("": none). `seeded`:
-    whether the noise is derived from the run's seed, so that whoever knows the seed can remove it.
+    `contribution_readers`: in words, the parties that could read single contributions ("": none).
+    `is_reproducible`: whether the noise is derived from the run's seed, so that whoever knows the
+    seed can remove it.
     """
     sentences = [_STATEMENT]
-    if single:
-        sentences.append(f"not against {single}")
-    if seeded:
-        sentences.append(_SEEDED)
+    if contribution_readers:
+        sentences.append(f"not against {contribution_readers}")
+    if is_reproducible:
+        sentences.append(_SEED_CAVEAT)
     return "; ".join(sentences)

@@ -37,7 +37,7 @@ from secure_apfed.settings.privacy import (
 
 Pair = tuple[float, float]
 # Keeps variances positive, whose logarithms the solver uses.
-_SMALLEST = 1e-9
+_MIN_VARIANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ class Compression(GradientDefence):
 
         Of equal magnitudes the first ones are kept. `leaving` is not used.
         """
-        numbers = gradient_BD.flatten()
-        kept_count = math.ceil(self._keep * len(numbers))
-        if kept_count == len(numbers):
+        values = gradient_BD.flatten()
+        kept_count = math.ceil(self._keep * len(values))
+        if kept_count == len(values):
             return gradient_BD
-        largest = numbers.abs().sort(descending=True, stable=True).indices[:kept_count]
-        compressed = numbers.new_zeros(len(numbers))
-        compressed[largest] = numbers[largest]
+        largest_indices = values.abs().sort(descending=True, stable=True).indices[:kept_count]
+        compressed = values.new_zeros(len(values))
+        compressed[largest_indices] = values[largest_indices]
         return compressed.reshape(gradient_BD.shape)
 
 
@@ -144,50 +144,52 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
         spread: variance of one number within the (negative, positive) class, in the same unit.
         power: bound on the expected squared norm of the noise, in the same unit.
     """
-    rest = dimension - 1  # directions across
+    across_count = dimension - 1  # directions across
     # Vectors of four numbers are in the order a0, a1, c0, c1.
-    spread_4 = np.array([*spread, *spread])
-    floor = np.maximum(spread_4, _SMALLEST)
+    gradient_variances = np.array([*spread, *spread])
+    min_variances = np.maximum(gradient_variances, _MIN_VARIANCE)
     weights = np.array([1 - positive, positive])
-    weights = np.concatenate([weights, rest * weights])
-    budget = power + float(weights @ spread_4)
+    weights = np.concatenate([weights, across_count * weights])
+    max_weighted_sum = power + float(weights @ gradient_variances)
 
     def compute_objective(logs: NDArray[np.float64]) -> float:
         """Return 2 (sumKL + d) at the logarithms of (a0, a1, c0, c1); it has the same minimum."""
         a0, a1, c0, c1 = np.exp(logs)
-        return float(rest * (c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0)
+        return float(across_count * (c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0)
 
     def compute_gradient(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the derivative of `compute_objective` by each of its four arguments."""
         a0, a1, c0, c1 = np.exp(logs)
         along = a0 / a1 - (a1 + 1) / a0, a1 / a0 - (a0 + 1) / a1
-        across = rest * (c0 / c1 - c1 / c0)
+        across = across_count * (c0 / c1 - c1 / c0)
         return np.array([*along, across, -across])
 
-    within_budget = {
+    power_constraint = {
         "type": "ineq",
-        "fun": lambda logs: budget - weights @ np.exp(logs),
+        "fun": lambda logs: max_weighted_sum - weights @ np.exp(logs),
         "jac": lambda logs: -weights * np.exp(logs),
     }
     along_minus_across = np.array([[1.0, 0, -1, 0], [0, 1, 0, -1]])
-    along_is_larger = {
+    order_constraint = {
         "type": "ineq",
         "fun": lambda logs: along_minus_across @ logs,
         "jac": lambda logs: along_minus_across,
     }
     solution = scipy.optimize.minimize(
         compute_objective,
-        np.log(floor + power / dimension),
+        np.log(min_variances + power / dimension),
         jac=compute_gradient,
-        bounds=[(math.log(low), None) for low in floor],
-        constraints=(within_budget, along_is_larger),
+        bounds=[(math.log(low), None) for low in min_variances],
+        constraints=(power_constraint, order_constraint),
         method="SLSQP",
         options={"ftol": 1e-12, "maxiter": 200},
     )
-    chosen = np.maximum(np.exp(solution.x) - spread_4, 0)
+    noise_variances = np.maximum(np.exp(solution.x) - gradient_variances, 0)
     # The solver may exceed the power by its tolerance; the noise is scaled down to it.
-    chosen *= min(1.0, power / max(float(weights @ chosen), _SMALLEST * power))
-    a0, a1, c0, c1 = map(float, chosen)
+    noise_variances *= min(
+        1.0, power / max(float(weights @ noise_variances), _MIN_VARIANCE * power)
+    )
+    a0, a1, c0, c1 = map(float, noise_variances)
     return (a0, a1), (min(a0, c0), min(a1, c1))
 
 
@@ -245,31 +247,40 @@ class Marvell(GradientDefence):
             float(rows.var(0, correction=0).mean()) / squared_distance
             for rows in (negative_BD, positive_BD)
         )
-        along, across = best_noise(
+        along_variances, across_variances = best_noise(
             positive=float(is_positive_B.double().mean()),
             dimension=gradient_BD.shape[1],
             spread=(negative_variance, positive_variance),
             power=self._strength,
         )
         # Noise differs by receiver, since two receivers could compare what they got.
-        use = f"{self.name} {leaving.receiver}"
-        normals_BD = self._noise.draw_normals(gradient_BD, use=f"{use} across", step=leaving.step)
-        along_BD = self._noise.draw_normals(gradient_BD, use=f"{use} along", step=leaving.step)
+        purpose = f"{self.name} {leaving.receiver}"
+        across_normals_BD = self._noise.draw_normals(
+            gradient_BD, use=f"{purpose} across", step=leaving.step
+        )
+        along_normals_BD = self._noise.draw_normals(
+            gradient_BD, use=f"{purpose} along", step=leaving.step
+        )
         perturbed_BD = gradient_BD.clone()
         for label, mask_B in enumerate(class_masks):
             # Noise in all directions has the across variance; what `along` is above it is added
             # in the direction of the difference.
-            extra_B = math.sqrt(max(along[label] - across[label], 0.0)) * along_BD[mask_B, 0]
-            spread_BD = math.sqrt(across[label] * squared_distance) * normals_BD[mask_B]
-            perturbed_BD[mask_B] += extra_B[:, None] * difference_D + spread_BD
+            along_scale_B = (
+                math.sqrt(max(along_variances[label] - across_variances[label], 0.0))
+                * along_normals_BD[mask_B, 0]
+            )
+            across_noise_BD = (
+                math.sqrt(across_variances[label] * squared_distance) * across_normals_BD[mask_B]
+            )
+            perturbed_BD[mask_B] += along_scale_B[:, None] * difference_D + across_noise_BD
         return perturbed_BD
 
 
 def _require_defence(candidate: Any, code: str) -> type[GradientDefence]:
     """Check that a class named as `package.module:Name` is a GradientDefence; return it."""
     del code  # the name, which other kinds of plug-ins use
-    kind: type[GradientDefence] = require_class(candidate, GradientDefence)
-    return kind
+    defence_class: type[GradientDefence] = require_class(candidate, GradientDefence)
+    return defence_class
 
 
 DEFENCES: PluginTable[type[GradientDefence]] = PluginTable(
@@ -305,7 +316,7 @@ def _read_settings(choice: DefenceSettings) -> Settings:
 
 
 _RUN_BY: Mapping[Side, str] = {"active": "the active", "passives": "every passive"}
-_NOT_SENT: Mapping[GradientKind, str] = {
+_WHY_NOT_SENT: Mapping[GradientKind, str] = {
     "contributions": "no passive sends a gradient",
     "returned gradients": "no passive receives a gradient of the task loss",
 }
@@ -322,11 +333,11 @@ def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -
     for kind in kinds:
         if not describe_runners(kind, method):
             applicable = [name for name in DEFENCES if describe_runners(name, method)]
-            reason = " and ".join(_NOT_SENT[released] for released in DEFENCES[kind].protects)
-            if not reason:
-                reason = f"{DEFENCES[kind].__name__} says in `protects` nothing that it changes"
+            obstacle = " and ".join(_WHY_NOT_SENT[released] for released in DEFENCES[kind].protects)
+            if not obstacle:
+                obstacle = f"{DEFENCES[kind].__name__} says in `protects` nothing that it changes"
             raise ValueError(
-                f"defences: {kind} does not apply to method {method.name}: {reason}; leave it "
+                f"defences: {kind} does not apply to method {method.name}: {obstacle}; leave it "
                 f"out, or use one of {', '.join(applicable) or 'none'}"
             )
         if kinds.count(kind) > 1:

@@ -69,12 +69,12 @@ _PURPOSE = b"secure-apfed dp-sgd v1"
 # Relative rounding allowed between a gradient and the mean of its examples' gradients.
 _MEAN_TOLERANCE = 1e-3
 # Gradient entries that are clipped at a time, which bounds the memory of float64 copies.
-_CHUNK_NUMBERS = 2**23
+_CHUNK_VALUES = 2**23
 _ASSUMPTIONS = (
     "replace-one; IDs, alignment, the split, batches, the encoding of features, row numbers and "
     "settings are taken as public; training losses and checkpoints stay with the active"
 )
-_SEEDED = (
+_SEED_CAVEAT = (
     "; and all of it only against somebody who does not know the run's seed, since the noise is "
     "derived from it, and while no step is played twice with other numbers, in this run or another "
     "of that seed"
@@ -110,13 +110,14 @@ class GradientGuard(ClippedNoise):
             )
         super().__init__(clip, noise_multiplier * clip, derive_key(key, _PURPOSE), noise)
 
-    def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
+    def release(self, example_gradients: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
         """Return the noisy sum over B examples of their clipped gradients.
 
         The sum has the P numbers of all parameters one after another: (P,) float64 on the CPU.
 
         Args:
-            samples: per-example gradients (B, *shape) of each parameter, a tensor of this shape.
+            example_gradients: per-example gradients (B, *shape) of each parameter, a tensor of this
+                shape.
             step: number of the run's step, from 0; noise is bound to it.
             rows: the examples' distinct positions in the table, int64 of shape (B,).
 
@@ -128,33 +129,35 @@ class GradientGuard(ClippedNoise):
                 "rows name the examples by different int64 positions, "
                 f"got {rows.dtype} of shape {tuple(rows.shape)}"
             )
-        shapes = [tuple(part.shape) for part in samples]
-        if not samples or any(len(shape) < 2 or shape[0] != len(rows) for shape in shapes):
+        shapes = [tuple(part.shape) for part in example_gradients]
+        if not example_gradients or any(
+            len(shape) < 2 or shape[0] != len(rows) for shape in shapes
+        ):
             raise LocalProtocolError(
                 f"every parameter needs one gradient for each of {len(rows)} examples, got {shapes}"
             )
         if step < 0:
             raise LocalProtocolError(f"a step counts from 0, got {step}")
-        total_P = sum_clipped_gradients(samples, self.clip).numpy()
+        total_P = sum_clipped_gradients(example_gradients, self.clip).numpy()
         return torch.from_numpy(self._noise.add_noise(total_P, self.sigma, step=step, rows=rows))
 
 
-def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
+def sum_clipped_gradients(example_gradients: Sequence[Tensor], clip: float) -> Tensor:
     """Return the sum over examples of their gradients, each scaled to norm `clip` if longer.
 
     The norm is that of an example's gradients of all parameters together. Guarantee: one example
     adds a vector with a norm of at most `clip`, for any numbers. An example whose gradient is not
     finite adds nothing: an error would reveal that example.
 
-    `samples`: per-example gradients (B, *shape) of each parameter, for B examples. Returns the P
-    numbers of all parameters one after another, (P,) float64 on the CPU.
+    `example_gradients`: per-example gradients (B, *shape) of each parameter, for B examples.
+    Returns the P numbers of all parameters one after another, (P,) float64 on the CPU.
     """
-    size = sum(math.prod(part.shape[1:]) for part in samples)
-    total_P = torch.zeros(size, dtype=torch.float64, device=samples[0].device)
+    size = sum(math.prod(part.shape[1:]) for part in example_gradients)
+    total_P = torch.zeros(size, dtype=torch.float64, device=example_gradients[0].device)
     # A few examples at a time, which bounds the memory of float64 copies.
-    chunk_rows = max(1, _CHUNK_NUMBERS // max(1, size))
-    for start in range(0, len(samples[0]), chunk_rows):
-        chunk = [part[start : start + chunk_rows].flatten(1).double() for part in samples]
+    chunk_rows = max(1, _CHUNK_VALUES // max(1, size))
+    for start in range(0, len(example_gradients[0]), chunk_rows):
+        chunk = [part[start : start + chunk_rows].flatten(1).double() for part in example_gradients]
         total_P += clip_gradients(torch.cat(chunk, dim=1), clip).sum(dim=0)
     return total_P.cpu()
 
@@ -176,18 +179,18 @@ class PrivateGradient:
     Args:
         owner: the party, for errors.
         modules: the party's networks by role, such as encoder and head.
-        private: the guard and the ledger, which counts rows of the party's table.
+        private_updates: the guard and the ledger, which counts rows of the party's table.
 
     Raises:
         ModelError: a layer whose per-example gradients cannot be computed, in Opacus' words.
     """
 
     def __init__(
-        self, owner: str, modules: Mapping[str, nn.Module], private: PrivateUpdates
+        self, owner: str, modules: Mapping[str, nn.Module], private_updates: PrivateUpdates
     ) -> None:
         """Register Opacus' hooks, which compute per-example gradients in each backward pass."""
         self._owner = owner
-        self._private = private
+        self._private_updates = private_updates
         model = nn.ModuleDict(dict(modules))
         _require_no_mixing_layers(owner, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -195,15 +198,15 @@ class PrivateGradient:
         # Imported late, since Opacus takes seconds to load.
         wrapper = importlib.import_module("opacus.grad_sample").GradSampleModule
         # The wrapper is kept for its hooks on the layers; the party goes on calling the modules.
-        self._hooks = wrapper(model, loss_reduction="mean")
-        self._gradients_checked = False  # whether the first backward pass was checked
+        self._opacus_wrapper = wrapper(model, loss_reduction="mean")
+        self._has_checked_gradients = False  # whether the first backward pass was checked
 
     def forget_batch(self) -> None:
         """Discard all that Opacus stored for the last batch, also if it had no backward pass.
 
         Otherwise the next backward pass would add to it.
         """
-        self._hooks.set_grad_sample_to_none()
+        self._opacus_wrapper.set_grad_sample_to_none()
         for layer in self._layers:
             for attribute in ("activations", "max_batch_len"):
                 if hasattr(layer, attribute):
@@ -247,38 +250,50 @@ class PrivateGradient:
             # The first layer's input, the features, rightly needs no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             loss.backward()
-        samples_by_parameter = {
+        example_gradients_by_parameter = {
             p: sample for p in self._parameters if (sample := _get_grad_samples(p)) is not None
         }
-        if not self._gradients_checked:
-            self._require_whole_gradients(samples_by_parameter)
-            self._gradients_checked = True
+        if not self._has_checked_gradients:
+            self._require_whole_gradients(example_gradients_by_parameter)
+            self._has_checked_gradients = True
         # From here on no gradient without noise is left, whether the charge is refused or not.
         for parameter in self._parameters:
             parameter.grad = None
         self.forget_batch()
-        samples = list(samples_by_parameter.values())
-        noisy_P = self._private.guard.release(samples, step=step, rows=rows)
+        example_gradients = list(example_gradients_by_parameter.values())
+        noisy_P = self._private_updates.guard.release(example_gradients, step=step, rows=rows)
         digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
-        self._private.ledger.charge(step=step, rows=rows, digest=digest)
+        self._private_updates.ledger.charge(step=step, rows=rows, digest=digest)
         noisy_mean_P = noisy_P / len(rows)
-        gradients = noisy_mean_P.split([p.numel() for p in samples_by_parameter])
-        for parameter, flat in zip(samples_by_parameter, gradients, strict=True):
-            parameter.grad = flat.reshape(parameter.shape).to(parameter.device, parameter.dtype)
+        gradients = noisy_mean_P.split([p.numel() for p in example_gradients_by_parameter])
+        for parameter, flat_gradient in zip(example_gradients_by_parameter, gradients, strict=True):
+            parameter.grad = flat_gradient.reshape(parameter.shape).to(
+                parameter.device, parameter.dtype
+            )
 
-    def _require_whole_gradients(self, samples: Mapping[nn.Parameter, Tensor]) -> None:
+    def _require_whole_gradients(
+        self, example_gradients_by_parameter: Mapping[nn.Parameter, Tensor]
+    ) -> None:
         """Refuse parameters whose per-example gradients do not add up to their gradient.
 
         Opacus' hooks miss weights that are used outside their layer's forward, and layers that two
         modules share. The noisy gradient would still be private, but wrong. The error reveals
         nothing of an example: it tells only how many weights are used so.
 
-        `samples`: per-example gradients (B, *shape) by parameter.
+        `example_gradients_by_parameter`: per-example gradients (B, *shape) by parameter.
 
         Raises ModelError: a parameter has a gradient, and other or no per-example gradients.
         """
-        incomplete = [p for p, sample_B in samples.items() if not _is_mean_of(p.grad, sample_B)]
-        missing = [p for p in self._parameters if p.grad is not None and p not in samples]
+        incomplete = [
+            p
+            for p, sample_B in example_gradients_by_parameter.items()
+            if not _is_mean_of(p.grad, sample_B)
+        ]
+        missing = [
+            p
+            for p in self._parameters
+            if p.grad is not None and p not in example_gradients_by_parameter
+        ]
         if incomplete or missing:
             raise ModelError(
                 f"{self._owner}: dp_sgd cannot clip each example's gradient of "
@@ -321,20 +336,20 @@ def _require_no_mixing_layers(owner: str, model: nn.Module) -> None:
     Raises ModelError: names each reason.
     """
     validators = importlib.import_module("opacus.validators").ModuleValidator.VALIDATORS
-    faults: set[str] = set()
+    obstacles: set[str] = set()
     for layer in model.modules():
-        for kind, validate in validators.items():
-            if isinstance(layer, kind):
-                faults.update(str(error) for error in validate(layer))
+        for layer_type, validate in validators.items():
+            if isinstance(layer, layer_type):
+                obstacles.update(str(error) for error in validate(layer))
     buffers = sorted(name for name, _ in model.named_buffers())
     if buffers:
-        faults.add(
+        obstacles.add(
             f"it keeps {', '.join(buffers)}, which may carry one example into another's result"
         )
-    if faults:
+    if obstacles:
         raise ModelError(
             f"{owner}: dp_sgd cannot clip each example's gradient in these networks: "
-            f"{'; '.join(sorted(faults))}. Choose another model.network, or leave dp_sgd out"
+            f"{'; '.join(sorted(obstacles))}. Choose another model.network, or leave dp_sgd out"
         )
 
 
@@ -348,8 +363,8 @@ class WholeTraining:
         updates: the ledger of private updates.
         delta: the delta of epsilon_model (one whole record) and epsilon_y (one label).
         budget: the largest epsilon_model; None never stops.
-        seeded: whether noise is derived from the run's seed, as in simulations; the described
-            guarantee then says so.
+        is_reproducible: whether noise is derived from the run's seed, as in simulations; the
+            described guarantee then says so.
     """
 
     def __init__(
@@ -359,11 +374,11 @@ class WholeTraining:
         updates: PrivacyLedger,
         delta: float,
         budget: float | None,
-        seeded: bool = False,
+        is_reproducible: bool = False,
     ) -> None:
         """Register the check of the common budget with both ledgers, before each charge."""
-        self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
-        self._releases = releases
+        self._assumptions = _ASSUMPTIONS + (_SEED_CAVEAT if is_reproducible else "")
+        self._release_ledger = releases
         self.updates = updates
         self._delta = delta
         self._budget = budget
@@ -377,7 +392,7 @@ class WholeTraining:
         Squares of mu add up under composition.
         """
         return math.hypot(
-            self._releases.get_privacy_spent().mu, self.updates.get_privacy_spent().mu
+            self._release_ledger.get_privacy_spent().mu, self.updates.get_privacy_spent().mu
         )
 
     @property
@@ -447,8 +462,8 @@ class WholeTraining:
         """
         if self._budget is None:
             return
-        other = self.updates if ledger is self._releases else self._releases
-        epsilon = gdp_epsilon(math.hypot(mu, other.get_privacy_spent().mu), self._delta)
+        other_ledger = self.updates if ledger is self._release_ledger else self._release_ledger
+        epsilon = gdp_epsilon(math.hypot(mu, other_ledger.get_privacy_spent().mu), self._delta)
         if epsilon > self._budget:
             raise BudgetExhaustedError(
                 f"step {step} was not played: with it, training would cost one record epsilon "

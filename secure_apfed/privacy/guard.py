@@ -52,7 +52,7 @@ NoiseKind: TypeAlias = Literal["secret", "reproducible_insecure"]
 # A standard normal exceeds this many deviations with probability 7e-16 (`largest_norm`).
 _RARE_DEVIATIONS = 8.0
 # Shorter released rows are refused by receivers.
-_SMALLEST_NORM = 1e-3
+_MIN_SENT_NORM = 1e-3
 _ROW_STATEMENT = "row-release guarantee, encoder held fixed"
 _SEED_STATEMENT = (
     f"{_ROW_STATEMENT}; and only against somebody who does not know the run's seed, "
@@ -138,7 +138,7 @@ class RepresentationGuard(ABC):
 
         Short rows would let the sender single out one passive's answer.
         """
-        return _SMALLEST_NORM
+        return _MIN_SENT_NORM
 
     def describe_guarantee(self) -> str:
         """Return the guarantee in words, for the report."""
@@ -212,16 +212,16 @@ def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
         raise LocalProtocolError(f"a step counts from 0, got {step}")
 
 
-def joint_releases_statement(released: str, passives: int) -> str:
+def joint_releases_statement(guarantee: str, passive_count: int) -> str:
     """Return the guarantee, in words, where several passives release rows of the same people.
 
     Each has a guard of its own, and epsilons for one person add up.
 
-    `released`: the guarantee of one guard, in words. `passives`: number of passives.
+    `guarantee`: the guarantee of one guard, in words. `passive_count`: number of passives.
     """
-    if passives < 2:
-        return released
-    return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
+    if passive_count < 2:
+        return guarantee
+    return f"{guarantee}; epsilon_x is of one passive's row, and those of one person add up"
 
 
 class ClippedNoise:
@@ -314,8 +314,8 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         if sigma is None:
             assert settings.epsilon is not None
             # A frozen row is released once; later messages repeat its bytes, which costs nothing.
-            charges = 1 if issubclass(cls, FrozenGaussianGuard) else releases
-            sigma = calibrate_sigma(settings.epsilon, delta, charges, settings.clip)
+            charged_releases = 1 if issubclass(cls, FrozenGaussianGuard) else releases
+            sigma = calibrate_sigma(settings.epsilon, delta, charged_releases, settings.clip)
         return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
 
     def twin(self, key: bytes, *, repeatable: bool) -> "GaussianGuard":
@@ -383,20 +383,20 @@ class _FrozenRows:
 
     def clear(self) -> None:
         """Forget all rows."""
-        self._count = 0
+        self._row_count = 0
         self._positions = torch.empty(0, dtype=torch.int64)  # the table position of each slot
-        self._numbers = torch.empty(0, 0)  # the released row of each slot
+        self._released_rows = torch.empty(0, 0)  # the released row of each slot
         self._slots = torch.empty(0, dtype=torch.int64)  # each position's slot; -1: not stored
 
     @property
     def positions(self) -> torch.Tensor:
         """The stored rows' table positions, (F,)."""
-        return self._positions[: self._count]
+        return self._positions[: self._row_count]
 
     @property
-    def numbers(self) -> torch.Tensor:
+    def released_rows(self) -> torch.Tensor:
         """The stored rows, as they were released, (F, D)."""
-        return self._numbers[: self._count]
+        return self._released_rows[: self._row_count]
 
     def has_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return a mask (B,) of the table positions `rows` that are stored."""
@@ -408,18 +408,18 @@ class _FrozenRows:
         New positions are the ones that are not stored. One may occur several times in a batch, and
         is to be stored once.
         """
-        indices = (~self.has_rows(rows)).nonzero().flatten()
-        if not len(indices):
-            return indices
-        distinct, group = torch.unique(rows.cpu()[indices], return_inverse=True)
+        new_indices = (~self.has_rows(rows)).nonzero().flatten()
+        if not len(new_indices):
+            return new_indices
+        distinct_rows, distinct_index = torch.unique(rows.cpu()[new_indices], return_inverse=True)
         # The smallest index of each distinct position; `len(rows)` is larger than any.
-        beyond_all = indices.new_full((len(distinct),), len(rows))
-        first_indices = beyond_all.scatter_reduce(0, group, indices, "amin")
+        beyond_all = new_indices.new_full((len(distinct_rows),), len(rows))
+        first_indices = beyond_all.scatter_reduce(0, distinct_index, new_indices, "amin")
         return first_indices.sort().values
 
     def take_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the released rows at these table positions, (B, D); all must be stored."""
-        return self._numbers[self._find_slots(rows)]
+        return self._released_rows[self._find_slots(rows)]
 
     def add_rows(self, rows: torch.Tensor, z_BD: torch.Tensor) -> None:
         """Store released rows (B, D) for these table positions (B,).
@@ -428,16 +428,16 @@ class _FrozenRows:
         """
         if not len(rows):
             return
-        if not self._count:
-            self._numbers = z_BD.new_empty(0, z_BD.shape[1])
-        end = self._count + len(rows)
+        if not self._row_count:
+            self._released_rows = z_BD.new_empty(0, z_BD.shape[1])
+        end = self._row_count + len(rows)
         self._positions = _grow_array(self._positions, end)
-        self._numbers = _grow_array(self._numbers, end)
-        self._slots = _grow_array(self._slots, int(rows.max()) + 1, fill=-1)
-        self._positions[self._count : end] = rows
-        self._numbers[self._count : end] = z_BD
-        self._slots[rows] = torch.arange(self._count, end)
-        self._count = end
+        self._released_rows = _grow_array(self._released_rows, end)
+        self._slots = _grow_array(self._slots, int(rows.max()) + 1, fill_value=-1)
+        self._positions[self._row_count : end] = rows
+        self._released_rows[self._row_count : end] = z_BD
+        self._slots[rows] = torch.arange(self._row_count, end)
+        self._row_count = end
 
     def _find_slots(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the slot of each position, (B,); -1: it is not stored."""
@@ -451,14 +451,15 @@ class _FrozenRows:
         return slots
 
 
-def _grow_array(array: torch.Tensor, needed: int, *, fill: int = 0) -> torch.Tensor:
-    """Return the array if it has `needed` rows, else a longer copy whose new rows hold `fill`.
+def _grow_array(array: torch.Tensor, min_length: int, *, fill_value: int = 0) -> torch.Tensor:
+    """Return the array if it has `min_length` rows, else a longer copy whose new rows hold
+    `fill_value`.
 
     The copy is at least twice as long, so that many small additions need few copies.
     """
-    if len(array) >= needed:
+    if len(array) >= min_length:
         return array
-    grown = array.new_full((max(needed, 2 * len(array)), *array.shape[1:]), fill)
+    grown = array.new_full((max(min_length, 2 * len(array)), *array.shape[1:]), fill_value)
     grown[: len(array)] = array
     return grown
 
@@ -494,7 +495,7 @@ class FrozenGaussianGuard(GaussianGuard):
     name: ClassVar[str] = "frozen_gaussian"
 
     @cached_property
-    def _frozen(self) -> "_FrozenRows":
+    def _frozen_rows(self) -> "_FrozenRows":
         """The store of frozen rows, empty at first."""
         return _FrozenRows()
 
@@ -523,9 +524,9 @@ class FrozenGaussianGuard(GaussianGuard):
         Raises LocalProtocolError: a wrong type or shape; ModelError: a row is not finite.
         """
         _check_release(h_BD, step, rows)
-        frozen_FD = self._frozen.numbers
-        has_changed = frozen_FD.shape[1:] != h_BD.shape[1:] or frozen_FD.dtype != h_BD.dtype
-        if len(frozen_FD) and has_changed:
+        frozen_FD = self._frozen_rows.released_rows
+        has_other_format = frozen_FD.shape[1:] != h_BD.shape[1:] or frozen_FD.dtype != h_BD.dtype
+        if len(frozen_FD) and has_other_format:
             raise LocalProtocolError(
                 f"rows were frozen as {frozen_FD.shape[1]} numbers of {frozen_FD.dtype}, "
                 f"got {h_BD.shape[1]} of {h_BD.dtype}; a guard serves one representation"
@@ -533,19 +534,19 @@ class FrozenGaussianGuard(GaussianGuard):
         clipped_BD = clip_rows(h_BD, self.clip).to(h_BD.dtype)
         if not len(rows):
             return clipped_BD
-        new_indices = self._frozen.find_first_occurrences(rows)
+        new_indices = self._frozen_rows.find_first_occurrences(rows)
         if len(new_indices):
             new_BD = h_BD.detach()[send_tensor(new_indices, h_BD.device)]
             new_rows = rows[new_indices.to(rows.device)]
             z_BD = super().release(new_BD, step=step, rows=new_rows)
             z_BD = z_BD * self.compute_scale(h_BD.shape[1])
-            self._frozen.add_rows(new_rows.cpu(), z_BD.cpu())
-        frozen_BD = send_tensor(self._frozen.take_rows(rows), h_BD.device)
+            self._frozen_rows.add_rows(new_rows.cpu(), z_BD.cpu())
+        frozen_BD = send_tensor(self._frozen_rows.take_rows(rows), h_BD.device)
         # The difference is zero in value; it gives the result the gradient of the clip.
         return frozen_BD + (clipped_BD - clipped_BD.detach())
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._frozen.has_rows(rows)
+        return self._frozen_rows.has_rows(rows)
 
     def count_charges(self, releases: int) -> int:
         return min(releases, 1)
@@ -556,10 +557,10 @@ class FrozenGaussianGuard(GaussianGuard):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the frozen rows: positions (F,), and what was released for them, (F, D)."""
-        frozen = self._frozen
-        if not len(frozen.positions):
+        frozen_rows = self._frozen_rows
+        if not len(frozen_rows.positions):
             return {}
-        return {"rows": frozen.positions.clone(), "z": frozen.numbers.clone()}
+        return {"rows": frozen_rows.positions.clone(), "z": frozen_rows.released_rows.clone()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore the frozen rows that `tensors` returned.
@@ -580,8 +581,8 @@ class FrozenGaussianGuard(GaussianGuard):
                 f"{tuple(rows.shape)} and shape {tuple(z_FD.shape)}; the checkpoint was "
                 "altered or is of another run"
             )
-        self._frozen.clear()
-        self._frozen.add_rows(rows.cpu(), z_FD.cpu())
+        self._frozen_rows.clear()
+        self._frozen_rows.add_rows(rows.cpu(), z_FD.cpu())
 
 
 def make_guard(
@@ -600,15 +601,15 @@ def make_guard(
         ConfigError: sigma is to be calibrated for fewer than one release.
         LocalProtocolError: a key of the wrong length.
     """
-    kind = GUARDS[settings.mechanism]
-    return kind.from_settings(settings, delta=delta, releases=releases, key=key)
+    guard_class = GUARDS[settings.mechanism]
+    return guard_class.from_settings(settings, delta=delta, releases=releases, key=key)
 
 
 def _require_guard(candidate: Any, code: str) -> type[RepresentationGuard]:
     """Check that a class named as `package.module:Name` is a RepresentationGuard; return it."""
     del code  # the name, which other kinds of plug-ins use
-    kind: type[RepresentationGuard] = require_class(candidate, RepresentationGuard)
-    return kind
+    guard_class: type[RepresentationGuard] = require_class(candidate, RepresentationGuard)
+    return guard_class
 
 
 GUARDS: PluginTable[type[RepresentationGuard]] = PluginTable(

@@ -71,7 +71,7 @@ _LINE_START = b'{"chain":"'  # of each line but the first, since keys are sorted
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"
-_RELEASED_THINGS: Mapping[ReleaseFigure, str] = {
+_RELEASED_THING_BY_EPSILON: Mapping[ReleaseFigure, str] = {
     "epsilon_x": "representation",
     "epsilon_v": "vote",
     "epsilon_c": "contribution",
@@ -110,22 +110,22 @@ class Release:
         }
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
+    def from_fields(cls, fields: Mapping[str, Any], *, table_row_count: int) -> "Release":
         """Parse a release from `fields` of a log's line.
 
-        `total`: number of rows in the table.
+        `table_row_count`: number of rows in the table.
 
         Raises ValueError, OverflowError, KeyError, TypeError, zlib.error: the fields are not a
         release's.
         """
         # Compressed bytes may inflate a thousandfold: stop at 4 bytes for each row of the table.
         decompressor = zlib.decompressobj()
-        content = decompressor.decompress(base64.b64decode(fields["rows"]), 4 * total + 1)
+        content = decompressor.decompress(base64.b64decode(fields["rows"]), 4 * table_row_count + 1)
         differences = np.frombuffer(content, dtype="<u4")
         if not decompressor.eof or len(differences) != fields["count"]:
             raise ValueError("another number of rows")
         rows = np.cumsum(differences, dtype="i8")
-        if len(rows) and rows[-1] >= total:
+        if len(rows) and rows[-1] >= table_row_count:
             raise ValueError("rows that there are not")
         return cls(int(fields["step"]), bytes.fromhex(fields["digest"]), rows)
 
@@ -136,7 +136,7 @@ class _Log:
     Args:
         path: path of the log's file, which is created if missing.
         header: facts of the run, the first line of the log.
-        total: number of rows of the table.
+        table_row_count: number of rows of the table.
         on_release: called with each release that the log has, oldest first.
 
     Raises:
@@ -149,7 +149,7 @@ class _Log:
         path: Path,
         header: dict[str, Any],
         *,
-        total: int,
+        table_row_count: int,
         on_release: Callable[[Release], None],
     ) -> None:
         """Read all lines, and write the header to a new log.
@@ -157,26 +157,28 @@ class _Log:
         A last line that a crash cut off is removed: its release was never sent.
         """
         self.path = path
-        self._chain = b""  # hash of the last line, which includes the hash of the line before it
+        self._last_hash = (
+            b""  # hash of the last line, which includes the hash of the line before it
+        )
         self._size = 0  # bytes of the file
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileIO(open_regular(path, create=True), "r+") as file:
             content = file.readall()
-            lines, unfinished = _split_lines(content)
+            lines, cut_off_line = _split_lines(content)
             for number, line in enumerate(lines, start=1):
                 fields = self._parse_line(line, number)
                 if number == 1:
                     self._check_header(fields, header)
                     continue
                 try:
-                    release = Release.from_fields(fields, total=total)
+                    release = Release.from_fields(fields, table_row_count=table_row_count)
                 except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
                     raise self._make_altered_error(number) from error
                 on_release(release)
-            if not self._may_be_cut_off(unfinished, header, is_first=not lines):
+            if not self._may_be_cut_off(cut_off_line, header, is_first=not lines):
                 raise self._make_altered_error(len(lines) + 1)
-            self._size = len(content) - len(unfinished)
-            if unfinished:
+            self._size = len(content) - len(cut_off_line)
+            if cut_off_line:
                 file.truncate(self._size)
             # A crash may have cut off only the newline of the last line, which counts.
             elif lines and not content.endswith(b"\n"):
@@ -193,17 +195,19 @@ class _Log:
                 "another folder"
             )
 
-    def _may_be_cut_off(self, unfinished: bytes, header: dict[str, Any], *, is_first: bool) -> bool:
+    def _may_be_cut_off(
+        self, cut_off_line: bytes, header: dict[str, Any], *, is_first: bool
+    ) -> bool:
         """Return whether a crash can have left these bytes: the start of the log's next line.
 
         Other bytes show that the file was altered.
 
-        `unfinished`: the bytes after the last complete line; b"" is the start of any line.
+        `cut_off_line`: the bytes after the last complete line; b"" is the start of any line.
         `is_first`: whether the next line is the first one, with this `header`.
         """
         if is_first:
-            return self._make_chained_line(header)[0].encode().startswith(unfinished)
-        return _LINE_START.startswith(unfinished) or unfinished.startswith(_LINE_START)
+            return self._make_chained_line(header)[0].encode().startswith(cut_off_line)
+        return _LINE_START.startswith(cut_off_line) or cut_off_line.startswith(_LINE_START)
 
     def append(self, fields: Mapping[str, Any]) -> None:
         """Append one line with these fields to the file, whole or not at all.
@@ -212,7 +216,7 @@ class _Log:
 
         Raises CheckpointError: another process wrote to the file; OSError: the disk refused it.
         """
-        line, chain = self._make_chained_line(fields)
+        line, line_hash = self._make_chained_line(fields)
         content = f"{line}\n".encode()
         with FileIO(open_regular(self.path, create=False), "r+") as file:
             if (size := file.seek(0, os.SEEK_END)) != self._size:
@@ -227,7 +231,7 @@ class _Log:
                 file.truncate(self._size)
                 raise
         self._size += len(content)
-        self._chain = chain
+        self._last_hash = line_hash
 
     def sync(self) -> None:
         """Wait until everything appended is on the disk."""
@@ -239,9 +243,9 @@ class _Log:
 
         The hash covers the fields and the hash of the line before, and so all lines.
         """
-        content = self._chain + _json(fields).encode()
-        chain = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
-        return _json({**fields, "chain": chain.hex()}), chain
+        content = self._last_hash + _json(fields).encode()
+        line_hash = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
+        return _json({**fields, "chain": line_hash.hex()}), line_hash
 
     def _parse_line(self, line: bytes, number: int) -> dict[str, Any]:
         """Return a line's fields, and remember its hash, after checking that hash.
@@ -252,13 +256,13 @@ class _Log:
         """
         try:
             fields = json.loads(line)
-            claimed = bytes.fromhex(fields.pop("chain"))
+            stored_hash = bytes.fromhex(fields.pop("chain"))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._make_altered_error(number) from error
-        chain = self._make_chained_line(fields)[1]
-        if claimed != chain:
+        expected_hash = self._make_chained_line(fields)[1]
+        if stored_hash != expected_hash:
             raise self._make_altered_error(number)
-        self._chain = chain
+        self._last_hash = expected_hash
         return dict(fields)
 
     def _make_altered_error(self, number: int) -> CheckpointError:
@@ -275,10 +279,10 @@ def _split_lines(content: bytes) -> tuple[list[bytes], bytes]:
     A line is one JSON object with no object inside. So a last line that has a "}" is complete, even
     without its newline.
     """
-    *lines, last = content.split(b"\n")
-    if b"}" in last:
-        return [*lines, last], b""
-    return lines, last
+    *lines, last_line = content.split(b"\n")
+    if b"}" in last_line:
+        return [*lines, last_line], b""
+    return lines, last_line
 
 
 def holds_releases(path: Path) -> bool:
@@ -305,9 +309,9 @@ class ReleaseCounts:
 
     Attributes:
         releases_N: number of releases of each row, (N,).
-        most: the largest of these numbers.
+        max_count: the largest of these numbers.
         steps: the steps that released any row.
-        step_repeated: whether one step released rows twice, with different bytes.
+        has_repeated_step: whether one step released rows twice, with different bytes.
 
     Raises:
         ConfigError: a negative number of rows.
@@ -319,14 +323,14 @@ class ReleaseCounts:
         if rows < 0:
             raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
         self.releases_N = np.zeros(rows, dtype=np.int64)
-        self.most = 0
+        self.max_count = 0
         self.steps: set[int] = set()
-        self.step_repeated = False
+        self.has_repeated_step = False
         self._counted_releases: set[bytes] = set()
         self._log: _Log | None = None
         if log is not None:
             header = {"format": _FORMAT, **about, "rows": rows}
-            self._log = _Log(log, header, total=rows, on_release=self._count_release)
+            self._log = _Log(log, header, table_row_count=rows, on_release=self._count_release)
 
     def has_release(self, release: Release) -> bool:
         """Return whether the same bytes were counted at the same step before."""
@@ -335,10 +339,10 @@ class ReleaseCounts:
     def count_most_after(self, release: Release) -> int:
         """Return the largest count that a row of this release would have if it were added."""
         rows = release.rows  # sorted, so equal positions are adjacent
-        times: NDArray[np.int64] | int = 1
+        occurrences: NDArray[np.int64] | int = 1
         if (rows[1:] == rows[:-1]).any():
-            rows, times = np.unique(rows, return_counts=True)
-        return int((self.releases_N[rows] + times).max(initial=0))
+            rows, occurrences = np.unique(rows, return_counts=True)
+        return int((self.releases_N[rows] + occurrences).max(initial=0))
 
     def add_release(self, release: Release) -> None:
         """Count a release before it is sent, first in the log, then in memory.
@@ -369,21 +373,21 @@ class ReleaseCounts:
         self._counted_releases.add(release.identity)
         if len(release.rows):
             if release.step in self.steps:
-                self.step_repeated = True
+                self.has_repeated_step = True
             self.steps.add(release.step)
         np.add.at(self.releases_N, release.rows, 1)
-        self.most = max(self.most, int(self.releases_N[release.rows].max(initial=0)))
+        self.max_count = max(self.max_count, int(self.releases_N[release.rows].max(initial=0)))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the counts as tensors for a checkpoint; first put the log on the disk.
 
-        They are `counts` (N,), `steps`, and `repeated` (`step_repeated`).
+        They are `counts` (N,), `steps`, and `repeated` (`has_repeated_step`).
         """
         self.sync()
         return {
             "counts": torch.from_numpy(self.releases_N.copy()),
             "steps": torch.tensor(sorted(self.steps), dtype=torch.int64),
-            "repeated": torch.tensor(self.step_repeated),
+            "repeated": torch.tensor(self.has_repeated_step),
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -407,10 +411,10 @@ class ReleaseCounts:
                 "or replaced: restore it, or begin a new run"
             )
         self.releases_N = np.maximum(self.releases_N, counts.numpy())
-        self.most = int(self.releases_N.max(initial=0))
+        self.max_count = int(self.releases_N.max(initial=0))
         if "steps" in state:  # checkpoints of older versions have none
             self.steps.update(state["steps"].tolist())
-            self.step_repeated = self.step_repeated or bool(state["repeated"])
+            self.has_repeated_step = self.has_repeated_step or bool(state["repeated"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,13 +445,15 @@ class PrivacySpent:
     accountants: Mapping[str, float | str] = field(default_factory=dict)
     trace: tuple[str, ...] = ()
 
-    def include_labels(self, labels: LabelMechanism) -> "PrivacySpent":
+    def include_labels(self, label_mechanism: LabelMechanism) -> "PrivacySpent":
         """Return this cost with the epsilon_y of a label mechanism, if that is smaller.
 
-        `labels`: the mechanism; the run trained on labels that it randomised, and on no others.
+        `label_mechanism`: the mechanism; the run trained on labels that it randomised, and on no
+        others.
         """
-        line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
-        epsilon_y = min(self.epsilon_y, labels.epsilon)
+        label_epsilon = label_mechanism.epsilon
+        line = f"labels: {label_mechanism.name}, each answered once: epsilon_y {label_epsilon:.4g}"
+        epsilon_y = min(self.epsilon_y, label_epsilon)
         return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
@@ -463,7 +469,7 @@ class PrivacySpent:
             releases=0,
             mu=0.0,
             accountants={EXACT.name: 0.0},
-            trace=(f"no {_RELEASED_THINGS[figure]} was sent",),
+            trace=(f"no {_RELEASED_THING_BY_EPSILON[figure]} was sent",),
         )
 
 
@@ -482,9 +488,9 @@ class PrivacyLedger:
         budget: the largest epsilon_x; None never stops.
         rows: N, how many rows there are; positions are 0..N-1.
         log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
-        seeded: whether noise depends on the step alone. Two different releases of one step then
-            have the same noise, which cancels in their difference; so there is no guarantee after
-            the second.
+        is_reproducible: whether noise depends on the step alone. Two different releases of one step
+            then have the same noise, which cancels in their difference; so there is no guarantee
+            after the second.
         figure: the name of the ledger's epsilon, which says what it counts: epsilon_x
             (representations), epsilon_v (votes) or epsilon_c (contributions).
 
@@ -504,7 +510,7 @@ class PrivacyLedger:
         budget: float | None,
         rows: int,
         log: PathLike | None,
-        seeded: bool = False,
+        is_reproducible: bool = False,
         figure: ReleaseFigure = "epsilon_x",
     ) -> None:
         """Check delta and budget, and count the releases in the log."""
@@ -520,17 +526,17 @@ class PrivacyLedger:
         self._mechanism = mechanism
         self._delta = delta
         self._budget = budget
-        kind = mechanism.accountant
-        noise = mechanism.noise_multiplier
-        self._counts = ReleaseCounts(
+        accountant = mechanism.accountant
+        noise_multiplier = mechanism.noise_multiplier
+        self._release_counts = ReleaseCounts(
             rows=index(rows),
             log=None if log is None else Path(log),
-            about={"accountant": kind, "noise_multiplier": noise},
+            about={"accountant": accountant, "noise_multiplier": noise_multiplier},
         )
-        self._seeded = seeded
+        self._is_noise_reproducible = is_reproducible
         self.charges = 0
         self.figure = figure
-        self._check_charge: Callable[..., None] | None = None
+        self._check_shared_budget: Callable[..., None] | None = None
 
     def check_before_charging(self, check: Callable[..., None]) -> None:
         """Register `check`, which is called before each charge and may refuse it by an error.
@@ -539,7 +545,7 @@ class PrivacyLedger:
         `check(ledger, mu=..., step=...)`, where mu is the Gaussian DP parameter of all releases of
         this ledger, the new one included.
         """
-        self._check_charge = check
+        self._check_shared_budget = check
 
     def charge(
         self, *, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None = None
@@ -560,7 +566,7 @@ class PrivacyLedger:
             BudgetExhaustedError: the batch may not be sent; nothing was charged.
             LocalProtocolError: arguments of a wrong type or range.
         """
-        counts = self._counts
+        counts = self._release_counts
         release = self._make_release(step, rows, digest, repeats)
         if not counts.has_release(release):
             self._check_affordable(release)
@@ -569,7 +575,7 @@ class PrivacyLedger:
                 "step %d: %d rows charged; the row with most releases has %d",
                 step,
                 len(release.rows),
-                counts.most,
+                counts.max_count,
             )
         self.charges += 1
 
@@ -578,12 +584,14 @@ class PrivacyLedger:
 
         A budget that the ledger shares with others is checked, too (`check_before_charging`).
         """
-        counts = self._counts
-        max_releases = max(counts.most, counts.count_most_after(release))
+        counts = self._release_counts
+        max_releases = max(counts.max_count, counts.count_most_after(release))
         is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
         # Seeded noise depends on the step alone, so it cancels in the difference of two releases of
         # one step.
-        is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
+        is_unprotected = self._is_noise_reproducible and (
+            counts.has_repeated_step or is_repeated_step
+        )
         if self._budget is not None:
             epsilon = math.inf
             if not is_unprotected:
@@ -595,20 +603,20 @@ class PrivacyLedger:
                     f"{self._delta:g}; stop here, or begin a run with more noise, fewer epochs "
                     "or a larger budget"
                 )
-        if self._check_charge and len(release.rows):
+        if self._check_shared_budget and len(release.rows):
             mu = math.inf if is_unprotected else compose_mu(self._mechanism.mu, max_releases)
-            self._check_charge(self, mu=mu, step=release.step)
+            self._check_shared_budget(self, mu=mu, step=release.step)
 
     def sync(self) -> None:
         """Wait until all charges are on the disk."""
-        self._counts.sync()
+        self._release_counts.sync()
 
     def get_privacy_spent(self) -> PrivacySpent:
         """Return the cost of all releases so far, by the reported accountant alone.
 
         It is fast enough for a progress display.
         """
-        max_releases = self._counts.most
+        max_releases = self._release_counts.max_count
         name = self._mechanism.accountant
         if max_releases == 0:
             return PrivacySpent.for_no_release(delta=self._delta, figure=self.figure)
@@ -644,16 +652,18 @@ class PrivacyLedger:
         It takes seconds. Where an accountant gives no number, a text says why.
         """
         if isinstance(self._mechanism, SummedRelease | VoteResponse):
-            return {self._mechanism.accountant: self.would_cost(self._counts.most)}
-        return cross_check(self._mechanism, releases=self._counts.most, delta=self._delta)
+            return {self._mechanism.accountant: self.would_cost(self._release_counts.max_count)}
+        return cross_check(
+            self._mechanism, releases=self._release_counts.max_count, delta=self._delta
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the counts as tensors for a checkpoint; first put the log on the disk."""
-        return self._counts.state_dict()
+        return self._release_counts.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Merge the counts of a checkpoint into this ledger's; none becomes lower."""
-        self._counts.load_state_dict(state)
+        self._release_counts.load_state_dict(state)
 
     def _make_release(
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
@@ -676,14 +686,15 @@ class PrivacyLedger:
                 f"got {repeats.dtype} {tuple(repeats.shape)}"
             )
         positions = rows.cpu().numpy()
-        total = len(self._counts.releases_N)
-        if len(positions) and not 0 <= positions.min() <= positions.max() < total:
+        table_row_count = len(self._release_counts.releases_N)
+        if len(positions) and not 0 <= positions.min() <= positions.max() < table_row_count:
             raise LocalProtocolError(
-                f"row positions lie in 0..{total - 1}, got {positions.min()}..{positions.max()}"
+                f"row positions lie in 0..{table_row_count - 1}, got "
+                f"{positions.min()}..{positions.max()}"
             )
         if repeats is not None:
             # A repeat is free only if this ledger charged the row before.
-            is_free = repeats.cpu().numpy() & (self._counts.releases_N[positions] > 0)
+            is_free = repeats.cpu().numpy() & (self._release_counts.releases_N[positions] > 0)
             positions = positions[~is_free]
         return Release(index(step), digest, np.sort(positions))
 
@@ -692,7 +703,7 @@ class PrivacyLedger:
 
         It is infinite once seeded noise served two different releases of one step.
         """
-        is_unprotected = self._seeded and self._counts.step_repeated
+        is_unprotected = self._is_noise_reproducible and self._release_counts.has_repeated_step
         return math.inf if is_unprotected else self._mechanism.epsilon_of(releases, self._delta)
 
 
@@ -703,13 +714,15 @@ def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[st
 
     `releases`: T, how often one row is released.
     """
-    figures: dict[str, float | str] = {}  # epsilons, or reasons for their absence
+    epsilon_by_accountant: dict[str, float | str] = {}  # epsilons, or reasons for their absence
     for name, accountant in accountants.ACCOUNTANTS.items():
         if accountant.is_available():
             try:
-                figures[name] = accountant.get_epsilon(mechanism, releases=releases, delta=delta)
+                epsilon_by_accountant[name] = accountant.get_epsilon(
+                    mechanism, releases=releases, delta=delta
+                )
             except accountants.NoFigureError as error:
-                figures[name] = f"left out: {error}"
+                epsilon_by_accountant[name] = f"left out: {error}"
             except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
-                figures[name] = f"failed: {type(error).__name__}: {error}"
-    return figures
+                epsilon_by_accountant[name] = f"failed: {type(error).__name__}: {error}"
+    return epsilon_by_accountant

@@ -47,15 +47,15 @@ __all__ = [
 ]
 
 # How far outside the data extreme rows lie, in units of the largest magnitude (at least 1).
-_FAR = 1000.0
+_EXTREME_ROW_DISTANCE = 1000.0
 # Random halves of the batch that are replaced, besides three single rows.
-_SPLITS = 3
+_RANDOM_SPLIT_COUNT = 3
 # What floating point may move, relative to the largest number of a result. Products of matrices of
 # one shape are equal to the bit; networks that sort rows, as packed sequences, are not.
 _SLACK = {torch.float64: 1e-9, torch.float32: 1e-4}
 _HALF_PRECISION_SLACK = 2e-2
 # A movement counts only if it is this many times the difference of two equal calls.
-_ABOVE_REPEATED_CALL = 10.0
+_MOVEMENT_FACTOR = 10.0
 _SEED = 20261128  # of all random draws here: every measurement repeats
 
 
@@ -135,31 +135,33 @@ def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
     Raises LocalProtocolError, PromiseError: as `find_moved_row` lists them.
     """
     before_B = _evaluate_repeatably(call, values_B)
-    size = _find_largest(before_B)
+    largest_magnitude = _find_largest(before_B)
     repeated_B = _evaluate_repeatably(call, values_B)
     repeat_difference = float(_measure_distances(before_B, repeated_B).max())
-    slack = _SLACK.get(before_B.dtype, _HALF_PRECISION_SLACK) * size
-    if not repeat_difference <= slack:  # written so that NaN is refused, too
+    rounding_error = _SLACK.get(before_B.dtype, _HALF_PRECISION_SLACK) * largest_magnitude
+    if not repeat_difference <= rounding_error:  # written so that NaN is refused, too
         raise PromiseError(
             "two calls with the same rows and the same random numbers differ by "
-            f"{repeat_difference:.3g} (largest number {size:.3g}), so whether rows move each other "
-            "cannot be measured"
+            f"{repeat_difference:.3g} (largest number {largest_magnitude:.3g}), so whether rows "
+            "move each other cannot be measured"
         )
-    largest_unmoved = slack + _ABOVE_REPEATED_CALL * repeat_difference
-    for replaced_B, changed_B, must_work in _list_replacements(values_B):
+    largest_unexplained = rounding_error + _MOVEMENT_FACTOR * repeat_difference
+    for is_replaced_B, changed_B, is_required in _list_replacements(values_B):
         try:
             after_B = _evaluate_repeatably(call, changed_B)
         except (RuntimeError, ValueError, IndexError, ArithmeticError):
-            if must_work:
+            if is_required:
                 raise
             continue  # the network does not accept an extreme row
-        distance_B = _measure_distances(before_B, after_B)
-        distance_B[replaced_B] = 0.0  # the replaced rows themselves may change
-        row = int(distance_B.argmax())
-        distance = float(distance_B[row])
-        if distance > largest_unmoved:
-            first_replaced = int(replaced_B.nonzero()[0, 0])
-            return Movement(replaced=first_replaced, moved=row, distance=distance, size=size)
+        change_B = _measure_distances(before_B, after_B)
+        change_B[is_replaced_B] = 0.0  # the replaced rows themselves may change
+        moved_row = int(change_B.argmax())
+        change = float(change_B[moved_row])
+        if change > largest_unexplained:
+            first_replaced = int(is_replaced_B.nonzero()[0, 0])
+            return Movement(
+                replaced=first_replaced, moved=moved_row, distance=change, size=largest_magnitude
+            )
     return None
 
 
@@ -224,29 +226,33 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
     First single rows are replaced (the first, the middle and the last), then random halves of the
     batch.
     """
-    rows = len(values_B)
+    row_count = len(values_B)
     neighbours_B = values_B.roll(1, 0)
     has_extremes = values_B.is_floating_point()
     extremes_B = values_B
     if has_extremes:
-        extremes_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
+        extremes_B = _EXTREME_ROW_DISTANCE * (values_B.abs().max().clamp(min=1) - values_B)
     generator = torch.Generator().manual_seed(_SEED)
     # Each plan says which positions are replaced, and whether by extreme rows.
-    singles = [torch.tensor([row]) for row in dict.fromkeys((0, rows // 2, rows - 1))]
-    plans = [(positions, is_extreme) for positions in singles for is_extreme in (False, True)]
-    for _ in range(_SPLITS):
-        order = torch.randperm(rows, generator=generator, device="cpu")
-        plans += [(order[: rows // 2], False), (order[rows // 2 :], True)]
+    single_positions = [
+        torch.tensor([row]) for row in dict.fromkeys((0, row_count // 2, row_count - 1))
+    ]
+    plans = [
+        (positions, is_extreme) for positions in single_positions for is_extreme in (False, True)
+    ]
+    for _ in range(_RANDOM_SPLIT_COUNT):
+        order = torch.randperm(row_count, generator=generator, device="cpu")
+        plans += [(order[: row_count // 2], False), (order[row_count // 2 :], True)]
     for positions, is_extreme in plans:
         if is_extreme and not has_extremes:
             continue
-        replaced_B = torch.zeros(rows, dtype=torch.bool, device=values_B.device)
-        replaced_B[positions.to(values_B.device)] = True
+        is_replaced_B = torch.zeros(row_count, dtype=torch.bool, device=values_B.device)
+        is_replaced_B[positions.to(values_B.device)] = True
         changed_B = values_B.clone()
-        source_B = extremes_B if is_extreme else neighbours_B
-        changed_B[replaced_B] = source_B[replaced_B]
-        must_work = not is_extreme
-        yield replaced_B, changed_B, must_work
+        replacement_B = extremes_B if is_extreme else neighbours_B
+        changed_B[is_replaced_B] = replacement_B[is_replaced_B]
+        is_required = not is_extreme
+        yield is_replaced_B, changed_B, is_required
 
 
 def check_row_wise(
@@ -284,20 +290,20 @@ def check_row_wise(
     def call_copy(values_B: Tensor) -> Tensor:
         """Return the result of a fresh copy of the module, without gradients."""
         with torch.no_grad():
-            result: Tensor = _copy_module(module, training)(values_B)
+            result: Tensor = _copy_module(module, training=training)(values_B)
         return result
 
-    moved = find_moved_row(call_copy, x.detach())
-    if moved is None:
+    movement = find_moved_row(call_copy, x.detach())
+    if movement is None:
         return
-    layer = _find_first_mixing_layer(module, x.detach(), training)
+    layer_text = _find_first_mixing_layer(module, x.detach(), training)
     mode = {True: " in training mode", False: " in evaluation mode", None: ""}[training]
     prefix = f"{owner}: " if owner else ""
     raise PromiseError(
         f"{prefix}{_get_name(module)} mixes the rows of a batch{mode}: "
-        f"{moved}{layer}. A bound per row needs an encoder that reads each row alone; replace "
-        "what reads the batch (batch normalisation by nn.LayerNorm or nn.GroupNorm, attention over "
-        "rows by attention within a row)"
+        f"{movement}{layer_text}. A bound per row needs an encoder that reads each row alone; "
+        "replace what reads the batch (batch normalisation by nn.LayerNorm or nn.GroupNorm, "
+        "attention over rows by attention within a row)"
     )
 
 
@@ -307,15 +313,15 @@ def _get_name(module: object) -> str:
     return name
 
 
-def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
+def _copy_module(module: Callable[..., Any], *, training: bool | None) -> Callable[..., Any]:
     """Return a deep copy of a network or function.
 
     `training`: whether the copy is put into training or evaluation mode; None: its mode stays.
     """
-    copied = copy.deepcopy(module)
-    if isinstance(copied, nn.Module) and training is not None:
-        copied.train(training)
-    return copied
+    module_copy = copy.deepcopy(module)
+    if isinstance(module_copy, nn.Module) and training is not None:
+        module_copy.train(training)
+    return module_copy
 
 
 def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
@@ -334,15 +340,15 @@ def _find_first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bo
         is_whole_network = not name
         if is_whole_network or has_sublayers:
             continue
-        if _is_mixing_layer(module, name, x, training, of_input=True):
+        if _is_mixing_layer(module, name, x, training, is_input_compared=True):
             return ""  # rows were mixed between two layers, by code in a module's forward
-        if _is_mixing_layer(module, name, x, training, of_input=False):
+        if _is_mixing_layer(module, name, x, training, is_input_compared=False):
             return f"; the layer that does is {name} ({type(layer).__name__})"
     return ""
 
 
 def _is_mixing_layer(
-    module: nn.Module, name: str, x: Tensor, training: bool | None, *, of_input: bool
+    module: nn.Module, name: str, x: Tensor, training: bool | None, *, is_input_compared: bool
 ) -> bool:
     """Return whether one row of x changes another row of a layer's input or output.
 
@@ -353,16 +359,16 @@ def _is_mixing_layer(
         name: dotted path of the layer in the network.
         x: the network's input, two rows or more.
         training: mode of the network while measured; None: as it is.
-        of_input: True: the layer's input is compared; False: its output.
+        is_input_compared: True: the layer's input is compared; False: its output.
     """
 
     def call_layer(values_B: Tensor) -> Tensor:
         """Return the input or output of the named layer when a copy of the module is run."""
-        copied = _copy_module(module, training)
+        copied = _copy_module(module, training=training)
         assert isinstance(copied, nn.Module)
         captured: list[Any] = []
         copied.get_submodule(name).register_forward_hook(
-            lambda _layer, inputs, result: captured.append(inputs if of_input else result)
+            lambda _layer, inputs, result: captured.append(inputs if is_input_compared else result)
         )
         with torch.no_grad():
             copied(values_B)
@@ -398,11 +404,11 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
     """
     if not getattr(objective, "row_wise", False):
         return
-    moved = find_moved_gradient(objective, z_BD, features_B)
-    if moved is not None:
+    movement = find_moved_gradient(objective, z_BD, features_B)
+    if movement is not None:
         raise PromiseError(
             f"{owner}{': ' if owner else ''}{type(objective).__name__} says row_wise = True, but "
-            f"in its gradient {moved}. Noise for one row does not cover a person then: leave "
+            f"in its gradient {movement}. Noise for one row does not cover a person then: leave "
             "row_wise out of the class (the noise is that of a whole batch), or make its loss a "
             "mean over rows of losses that read one row each"
         )
@@ -417,13 +423,15 @@ def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Mov
     representations of two rows or more. `features_B`: the features of these rows.
     """
 
-    def compute_gradient(other_features_B: Tensor) -> Tensor:
+    def compute_gradient(candidate_features_B: Tensor) -> Tensor:
         """Return each row's gradient of the summed loss by z, with these features, (B, D)."""
         with torch.enable_grad():
-            read_BD = z_BD.detach().clone().requires_grad_()
-            mean_loss = _copy_module(objective, True)(read_BD, other_features_B)
-            summed_loss = mean_loss * len(read_BD)
-            (gradient_BD,) = torch.autograd.grad(summed_loss, read_BD)
+            differentiated_BD = z_BD.detach().clone().requires_grad_()
+            mean_loss = _copy_module(objective, training=True)(
+                differentiated_BD, candidate_features_B
+            )
+            summed_loss = mean_loss * len(differentiated_BD)
+            (gradient_BD,) = torch.autograd.grad(summed_loss, differentiated_BD)
         gradient: Tensor = gradient_BD
         return gradient
 
@@ -445,12 +453,14 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
     Raises PromiseError: names the class and the change.
     """
 
-    def compute_gradient(given_outputs_BK: Tensor, given_labels_B: Tensor) -> Tensor:
+    def compute_gradient(candidate_outputs_BK: Tensor, candidate_labels_B: Tensor) -> Tensor:
         """Return each row's gradient of the summed loss by its outputs, (B, K)."""
         with torch.enable_grad():
-            read_BK = given_outputs_BK.detach().clone().requires_grad_()
-            summed_loss = task.compute_loss(read_BK, given_labels_B) * len(read_BK)
-            (gradient,) = torch.autograd.grad(summed_loss, read_BK)
+            differentiated_BK = candidate_outputs_BK.detach().clone().requires_grad_()
+            summed_loss = task.compute_loss(differentiated_BK, candidate_labels_B) * len(
+                differentiated_BK
+            )
+            (gradient,) = torch.autograd.grad(summed_loss, differentiated_BK)
         gradient_BK: Tensor = gradient
         return gradient_BK
 
@@ -463,24 +473,24 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
         return compute_gradient(outputs_BK, labels_B[rows_B.long()])
 
     every_row_B = torch.arange(len(labels_B), device=labels_B.device)
-    for replaced, call, values_B in (
+    for replaced_name, compute, values_B in (
         ("outputs", compute_with_outputs, outputs_BK.detach()),
         ("labels", compute_with_labels_of, every_row_B),
     ):
-        moved = find_moved_row(call, values_B)
-        if moved is not None:
+        movement = find_moved_row(compute, values_B)
+        if movement is not None:
             raise PromiseError(
                 f"{owner}{': ' if owner else ''}the loss of {type(task).__name__} mixes the rows "
-                f"of a batch: of its gradient, by {replaced}, {moved}. DP-SGD bounds what a row "
-                "adds to an update only where no other row's gradient reads it; make the loss a "
-                "mean over rows of losses that read one row each, or leave dp_sgd out"
+                f"of a batch: of its gradient, by {replaced_name}, {movement}. DP-SGD bounds what "
+                "a row adds to an update only where no other row's gradient reads it; make the "
+                "loss a mean over rows of losses that read one row each, or leave dp_sgd out"
             )
 
 
 # Starts of the names of autograd nodes.
-_NORMALISERS = ("NativeBatchNormBackward", "CudnnBatchNormBackward", "MiopenBatchNormBackward")
-_LOOK_UPS = ("EmbeddingBackward",)
-_COMPILED = "CompiledFunction"
+_NORMALISER_NODES = ("NativeBatchNormBackward", "CudnnBatchNormBackward", "MiopenBatchNormBackward")
+_LOOK_UP_NODES = ("EmbeddingBackward",)
+_COMPILED_NODE = "CompiledFunction"
 # A larger graph is not checked.
 _MAX_NODES = 20_000
 
@@ -504,10 +514,10 @@ def check_graph(h_BD: Tensor) -> bool:
     """
     if h_BD.grad_fn is None or len(h_BD) < 2:
         return False
-    order = _sort_nodes(h_BD.grad_fn)
-    if order is None or any(node.name().startswith(_COMPILED) for node in order):
+    nodes = _sort_nodes(h_BD.grad_fn)
+    if nodes is None or any(node.name().startswith(_COMPILED_NODE) for node in nodes):
         return False
-    operation = _find_normaliser(order) or _find_mixing_operation(h_BD, order)
+    operation = _find_normaliser(nodes) or _find_mixing_operation(h_BD, nodes)
     if operation is not None:
         raise PromiseError(
             f"these representations come from a network that mixes the rows of a batch "
@@ -526,14 +536,14 @@ def _sort_nodes(root: Any) -> list[Any] | None:
 
     `root`: the output's autograd node.
     """
-    finished: list[Any] = []  # in depth-first order: each node after all nodes that it leads to
+    sorted_nodes: list[Any] = []  # in depth-first order: each node after all nodes that it leads to
     seen: set[Any] = set()
     # A node is on the stack first to visit its successors, and once more to finish it after them.
     stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:
         node, has_visited_successors = stack.pop()
         if has_visited_successors:
-            finished.append(node)
+            sorted_nodes.append(node)
             continue
         if node in seen:
             continue
@@ -544,87 +554,99 @@ def _sort_nodes(root: Any) -> list[Any] | None:
         stack += [
             (successor, False) for successor, _ in node.next_functions if successor is not None
         ]
-    return finished[::-1]
+    return sorted_nodes[::-1]
 
 
-def _find_normaliser(order: list[Any]) -> str | None:
+def _find_normaliser(nodes: list[Any]) -> str | None:
     """Return "batch normalisation in training" if some node uses the batch's statistics, else None.
 
     Instance normalisation calls the same kind of node with one row, which is allowed.
 
-    `order`: the graph's nodes.
+    `nodes`: the graph's nodes.
     """
-    for node in order:
-        if node.name().startswith(_NORMALISERS) and getattr(node, "_saved_training", True):
+    for node in nodes:
+        if node.name().startswith(_NORMALISER_NODES) and getattr(node, "_saved_training", True):
             node_input = getattr(node, "_saved_input", None)
             if isinstance(node_input, Tensor) and len(node_input) > 1:
                 return "batch normalisation in training"
     return None
 
 
-def _find_data_nodes(order: list[Any]) -> set[Any]:
+def _find_data_nodes(nodes: list[Any]) -> set[Any]:
     """Return the nodes whose result depends on data, as opposed to parameters alone.
 
     Data is an input without gradient, which autograd shows as None among the next nodes. A look-up
     of embeddings also reads data: its indices.
 
-    `order`: the graph's nodes, outputs first.
+    `nodes`: the graph's nodes, outputs first.
     """
     data_nodes: set[Any] = set()
-    for node in reversed(order):
+    for node in reversed(nodes):
         next_nodes = [successor for successor, _ in node.next_functions]
-        reads_data = None in next_nodes or node.name().startswith(_LOOK_UPS)
+        reads_data = None in next_nodes or node.name().startswith(_LOOK_UP_NODES)
         if reads_data or any(successor in data_nodes for successor in next_nodes):
             data_nodes.add(node)
     return data_nodes
 
 
-def _find_mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
+def _find_mixing_operation(h_BD: Tensor, nodes: list[Any]) -> str | None:
     """Return the name of an operation that mixes rows of the batch; None: there is none.
 
     Random gradients of half of the rows of h go back through its graph, node by node. If they reach
     more rows of the data than they started from, one row's representation depends on others.
 
-    `order`: the graph's nodes, outputs first.
+    `nodes`: the graph's nodes, outputs first.
     """
-    rows = len(h_BD)
-    data_nodes = _find_data_nodes(order)
+    row_count = len(h_BD)
+    data_nodes = _find_data_nodes(nodes)
     generator = torch.Generator().manual_seed(_SEED)
-    started_B = torch.randperm(rows, generator=generator, device="cpu") < (rows + 1) // 2
-    start_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
-    start_BD[~started_B] = 0.0
-    start = {h_BD.output_nr: start_BD.to(h_BD.device, h_BD.dtype)}
+    is_start_row_B = (
+        torch.randperm(row_count, generator=generator, device="cpu") < (row_count + 1) // 2
+    )
+    start_gradient_BD = torch.randn(
+        h_BD.shape, generator=generator, dtype=torch.float64, device="cpu"
+    )
+    start_gradient_BD[~is_start_row_B] = 0.0
+    start_gradient_by_output = {h_BD.output_nr: start_gradient_BD.to(h_BD.device, h_BD.dtype)}
     # For each node, and each of its outputs, the sum of the gradients that arrived so far.
-    gradients_by_node: dict[Any, dict[int, Tensor]] = {h_BD.grad_fn: start}
-    sender_names: dict[Any, str] = {}  # for each node, the name of the last one that passed to it
-    for node in order:
-        arrived = gradients_by_node.pop(node, None)
-        if arrived is None or not node.next_functions:
+    gradients_by_node: dict[Any, dict[int, Tensor]] = {h_BD.grad_fn: start_gradient_by_output}
+    last_sender_by_node: dict[
+        Any, str
+    ] = {}  # for each node, the name of the last one that passed to it
+    for node in nodes:
+        gradient_by_output = gradients_by_node.pop(node, None)
+        if gradient_by_output is None or not node.next_functions:
             continue
-        if node in data_nodes and _reaches_more_rows(arrived, started_B):
-            return sender_names.get(node) or "its first operation"
-        passed_on = _call_node(node, arrived)
-        for (successor, index), gradient in zip(node.next_functions, passed_on, strict=False):
+        if node in data_nodes and _reaches_more_rows(gradient_by_output, is_start_row_B):
+            return last_sender_by_node.get(node) or "its first operation"
+        next_gradients = _call_node(node, gradient_by_output)
+        for (successor, output_index), gradient in zip(
+            node.next_functions, next_gradients, strict=False
+        ):
             if successor is None or gradient is None:
                 continue
-            gradients = gradients_by_node.setdefault(successor, {})
-            added = _sum_broadcast_axes(gradient, successor, index)
-            gradients[index] = gradients[index] + added if index in gradients else added
-            sender_names[successor] = node.name()
+            next_gradient_by_output = gradients_by_node.setdefault(successor, {})
+            summed_gradient = _sum_broadcast_axes(gradient, successor, output_index)
+            next_gradient_by_output[output_index] = (
+                next_gradient_by_output[output_index] + summed_gradient
+                if output_index in next_gradient_by_output
+                else summed_gradient
+            )
+            last_sender_by_node[successor] = node.name()
     return None
 
 
-def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
+def _call_node(node: Any, gradient_by_output: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     """Return the gradients that an autograd node passes on, one for each next node.
 
     The tuple is empty if the node cannot be called directly.
 
-    `arrived`: the gradient by each output of the node, by the output's index.
+    `gradient_by_output`: the gradient by each output of the node, by the output's index.
     """
-    outputs = len(getattr(node, "_input_metadata", (None,)))
+    output_count = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
         try:
-            gradients = node(*(arrived.get(index) for index in range(outputs)))
+            gradients = node(*(gradient_by_output.get(index) for index in range(output_count)))
         except (RuntimeError, TypeError):
             return ()
     return gradients if isinstance(gradients, tuple) else (gradients,)
@@ -647,32 +669,35 @@ def _sum_broadcast_axes(gradient: Tensor, node: Any, index: int) -> Tensor:
     return gradient.sum_to_size(shape)
 
 
-def _reaches_more_rows(arrived: dict[int, Tensor], started_B: Tensor) -> bool:
+def _reaches_more_rows(gradient_by_output: dict[int, Tensor], is_start_row_B: Tensor) -> bool:
     """Return whether gradients at a node are non-zero in more rows than they started from.
 
     Only numbers of rows are compared, not which rows: networks may reorder rows, as packed
     sequences do.
 
-    `arrived`: the gradients by the node's outputs, by output index. Gradients without a row for
-    each of the batch are skipped. `started_B`: mask of the rows of h from which they started.
+    `gradient_by_output`: the gradients by the node's outputs, by output index. Gradients without a
+    row for each of the batch are skipped. `is_start_row_B`: mask of the rows of h from which they
+    started.
     """
-    for gradient in arrived.values():
-        if gradient.dim() and len(gradient) == len(started_B):
-            sizes = torch.nan_to_num(gradient.detach().abs()).reshape(len(gradient), -1)
-            size_B = sizes.amax(1)
-            is_reached_B = size_B > _SLACK[torch.float32] * size_B.max()
-            if int(is_reached_B.sum()) > int(started_B.sum()):
+    for gradient in gradient_by_output.values():
+        if gradient.dim() and len(gradient) == len(is_start_row_B):
+            magnitudes = torch.nan_to_num(gradient.detach().abs()).reshape(len(gradient), -1)
+            magnitude_B = magnitudes.amax(1)
+            is_reached_B = magnitude_B > _SLACK[torch.float32] * magnitude_B.max()
+            if int(is_reached_B.sum()) > int(is_start_row_B.sum()):
                 return True
     return False
 
 
-_EXTREME = 1e6  # norm of the extreme rows, far above any clip
-_SURE = 6.0  # standard errors: less than once in 10^8 measurements of a guard that keeps its word
-_ROUNDING = 1e-5  # relative, of exact measurements
+_EXTREME_NORM = 1e6  # norm of the extreme rows, far above any clip
+_SURE_STANDARD_ERRORS = (
+    6.0  # standard errors: less than once in 10^8 measurements of a guard that keeps its word
+)
+_ROUNDING_ERROR = 1e-5  # relative, of exact measurements
 _MIN_ROWS = 256
 _MAX_ROWS = 4096
-_DIMENSION = 8  # D of the synthetic rows
-_KEY = bytes(31) + b"m"  # key for noise that is never sent
+_ROW_LENGTH = 8  # D of the synthetic rows
+_TWIN_KEY = bytes(31) + b"m"  # key for noise that is never sent
 
 
 def check_guard(guard: Any) -> None:
@@ -704,19 +729,23 @@ def check_guard(guard: Any) -> None:
         )
     for direction_D in _make_directions():
         twins = _make_twin_guards(guard)
-        single = _copy_guard(guard)
+        measured_copy = _copy_guard(guard)
         if twins is None:
-            distance, noise, error = _measure_from_samples(single, direction_D, mechanism.mu)
+            distance, noise_deviation, ratio_error = _measure_from_samples(
+                measured_copy, direction_D, mechanism.mu
+            )
         else:
-            distance, noise, error = _measure_in_pairs(*twins, single, direction_D)
-        measured_mu = distance / noise if noise > 0 else math.inf
+            distance, noise_deviation, ratio_error = _measure_in_pairs(
+                *twins, measured_copy, direction_D
+            )
+        measured_mu = distance / noise_deviation if noise_deviation > 0 else math.inf
         is_too_far = twins is not None and distance > _compute_allowance(guard)
-        if measured_mu - error > mechanism.mu or is_too_far:
+        if measured_mu - ratio_error > mechanism.mu or is_too_far:
             raise PromiseError(
                 f"{name} says sensitivity() {guard.sensitivity():.4g} and mechanism() {mechanism}, "
                 f"that is mu {mechanism.mu:.4g}, but two rows lie {distance:.4g} apart under noise "
-                f"of deviation {noise:.4g}: mu {measured_mu:.4g}. Clip rows to half of the "
-                "sensitivity, or state the noise that there is"
+                f"of deviation {noise_deviation:.4g}: mu {measured_mu:.4g}. Clip rows to half of "
+                "the sensitivity, or state the noise that there is"
             )
     _require_others_unmoved(guard, name)
     _check_repeats(_copy_guard(guard), name)
@@ -724,7 +753,7 @@ def check_guard(guard: Any) -> None:
 
 def _compute_allowance(guard: Any) -> float:
     """Return the distance that two releases may have: the guard's sensitivity and some rounding."""
-    allowed: float = guard.sensitivity() * (1 + _ROUNDING)
+    allowed: float = guard.sensitivity() * (1 + _ROUNDING_ERROR)
     return allowed
 
 
@@ -753,14 +782,16 @@ def _make_twin_guards(guard: Any) -> tuple[Any, Any] | None:
     Returns None if the guard makes no such twins, or if two further twins release different
     numbers: this is tested, since a guard could declare repeatable noise wrongly.
     """
-    first, second, tested = (guard.twin(_KEY, repeatable=True) for _ in range(3))
-    if first is None or second is None or tested is None:
+    first_twin, second_twin, tested_twin = (
+        guard.twin(_TWIN_KEY, repeatable=True) for _ in range(3)
+    )
+    if first_twin is None or second_twin is None or tested_twin is None:
         return None
     rows = torch.arange(2)
-    h_BD = torch.ones(2, _DIMENSION, dtype=torch.float64)
-    expected = guard.twin(_KEY, repeatable=True).release(h_BD, step=0, rows=rows)
-    noise_repeats = torch.equal(tested.release(h_BD, step=0, rows=rows), expected)
-    return (first, second) if noise_repeats else None
+    h_BD = torch.ones(2, _ROW_LENGTH, dtype=torch.float64)
+    expected_BD = guard.twin(_TWIN_KEY, repeatable=True).release(h_BD, step=0, rows=rows)
+    is_noise_equal = torch.equal(tested_twin.release(h_BD, step=0, rows=rows), expected_BD)
+    return (first_twin, second_twin) if is_noise_equal else None
 
 
 def _make_directions() -> tuple[Tensor, Tensor]:
@@ -768,13 +799,13 @@ def _make_directions() -> tuple[Tensor, Tensor]:
 
     A guard that bounds each number instead of the row's norm passes the first and fails the second.
     """
-    first_axis_D = torch.eye(_DIMENSION, dtype=torch.float64)[0]
-    diagonal_D = torch.ones(_DIMENSION, dtype=torch.float64) / math.sqrt(_DIMENSION)
+    first_axis_D = torch.eye(_ROW_LENGTH, dtype=torch.float64)[0]
+    diagonal_D = torch.ones(_ROW_LENGTH, dtype=torch.float64) / math.sqrt(_ROW_LENGTH)
     return first_axis_D, diagonal_D
 
 
 def _measure_in_pairs(
-    first: Any, second: Any, single: Any, direction_D: Tensor
+    first_twin: Any, second_twin: Any, measured_copy: Any, direction_D: Tensor
 ) -> tuple[float, float, float]:
     """Return how far the releases of two opposite extreme rows are apart, and under what noise.
 
@@ -782,21 +813,21 @@ def _measure_in_pairs(
     ratio. The distance is exact, since the noise of both twins is equal and cancels.
 
     Args:
-        first, second: two guards with equal noise.
-        single: a copy of the guard, on which the noise is measured.
+        first_twin, second_twin: two guards with equal noise.
+        measured_copy: a copy of the guard, on which the noise is measured.
         direction_D: unit vector; the extreme rows lie far out along it and against it.
     """
     rows = torch.arange(_MIN_ROWS)
-    extreme_BD = (_EXTREME * direction_D).expand(_MIN_ROWS, _DIMENSION)
-    first_BD = first.release(extreme_BD, step=0, rows=rows)
-    second_BD = second.release(-extreme_BD, step=0, rows=rows)
-    distance = float((first_BD - second_BD).double().norm(dim=1).max())
-    sent_BD = single.release(extreme_BD, step=0, rows=rows).double()
-    noise = float(sent_BD.var(0).mean().sqrt())
-    if not noise > 0:
-        return distance, noise, 0.0
-    relative_error = _SURE / math.sqrt(2 * sent_BD.numel())
-    return distance, noise, distance / noise * relative_error
+    extreme_BD = (_EXTREME_NORM * direction_D).expand(_MIN_ROWS, _ROW_LENGTH)
+    released_BD = first_twin.release(extreme_BD, step=0, rows=rows)
+    opposite_released_BD = second_twin.release(-extreme_BD, step=0, rows=rows)
+    distance = float((released_BD - opposite_released_BD).double().norm(dim=1).max())
+    noisy_BD = measured_copy.release(extreme_BD, step=0, rows=rows).double()
+    noise_deviation = float(noisy_BD.var(0).mean().sqrt())
+    if not noise_deviation > 0:
+        return distance, noise_deviation, 0.0
+    relative_error = _SURE_STANDARD_ERRORS / math.sqrt(2 * noisy_BD.numel())
+    return distance, noise_deviation, distance / noise_deviation * relative_error
 
 
 def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
@@ -810,18 +841,22 @@ def _measure_from_samples(guard: Any, direction_D: Tensor, mu: float) -> tuple[f
     and against it.
     """
     # The first half of the rows lies far out along the direction, the second half against it.
-    half = min(_MAX_ROWS, max(_MIN_ROWS, math.ceil((_DIMENSION / mu) ** 2)))
-    signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
-    signs_B1[half:] = -1
-    extreme_BD = _EXTREME * signs_B1 * direction_D
-    sent_BD = guard.release(extreme_BD, step=0, rows=torch.arange(2 * half))
-    along_B = sent_BD.double() @ direction_D.double()
-    first_B = along_B[:half]
-    second_B = along_B[half:]
-    noise = math.sqrt((float(first_B.var()) + float(second_B.var())) / 2)
-    distance = abs(float(first_B.mean() - second_B.mean()))
-    ratio = distance / noise if noise > 0 else 0.0
-    return distance, noise, _SURE * math.sqrt(2 / half + ratio**2 / (4 * half))
+    half_count = min(_MAX_ROWS, max(_MIN_ROWS, math.ceil((_ROW_LENGTH / mu) ** 2)))
+    signs_B1 = torch.ones(2 * half_count, 1, dtype=torch.float64)
+    signs_B1[half_count:] = -1
+    extreme_BD = _EXTREME_NORM * signs_B1 * direction_D
+    released_BD = guard.release(extreme_BD, step=0, rows=torch.arange(2 * half_count))
+    projection_B = released_BD.double() @ direction_D.double()
+    forward_B = projection_B[:half_count]
+    opposite_B = projection_B[half_count:]
+    noise_deviation = math.sqrt((float(forward_B.var()) + float(opposite_B.var())) / 2)
+    distance = abs(float(forward_B.mean() - opposite_B.mean()))
+    ratio = distance / noise_deviation if noise_deviation > 0 else 0.0
+    return (
+        distance,
+        noise_deviation,
+        _SURE_STANDARD_ERRORS * math.sqrt(2 / half_count + ratio**2 / (4 * half_count)),
+    )
 
 
 def _require_others_unmoved(guard: Any, name: str) -> None:
@@ -833,21 +868,23 @@ def _require_others_unmoved(guard: Any, name: str) -> None:
     class, for the message.
     """
     rows = torch.arange(_MIN_ROWS)
-    usual_BD = torch.ones(_MIN_ROWS, _DIMENSION, dtype=torch.float64) / math.sqrt(_DIMENSION)
+    usual_BD = torch.ones(_MIN_ROWS, _ROW_LENGTH, dtype=torch.float64) / math.sqrt(_ROW_LENGTH)
     extreme_BD = usual_BD.clone()
-    extreme_BD[0] = -_EXTREME * usual_BD[0]
+    extreme_BD[0] = -_EXTREME_NORM * usual_BD[0]
     twins = _make_twin_guards(guard)
-    first, second = twins or (_copy_guard(guard), _copy_guard(guard))
-    before_B = first.release(usual_BD, step=1, rows=rows).double()[1:].sum(1)
-    after_B = second.release(extreme_BD, step=1, rows=rows).double()[1:].sum(1)
-    noise = math.sqrt((float(before_B.var()) + float(after_B.var())) / 2)
-    moved = abs(float((after_B - before_B).mean()))
-    relative_error = _ROUNDING if twins else _SURE * math.sqrt(2 / len(before_B))
-    if moved > noise * relative_error:
+    first_guard, second_guard = twins or (_copy_guard(guard), _copy_guard(guard))
+    before_B = first_guard.release(usual_BD, step=1, rows=rows).double()[1:].sum(1)
+    after_B = second_guard.release(extreme_BD, step=1, rows=rows).double()[1:].sum(1)
+    noise_deviation = math.sqrt((float(before_B.var()) + float(after_B.var())) / 2)
+    mean_change = abs(float((after_B - before_B).mean()))
+    relative_error = (
+        _ROUNDING_ERROR if twins else _SURE_STANDARD_ERRORS * math.sqrt(2 / len(before_B))
+    )
+    if mean_change > noise_deviation * relative_error:
         raise PromiseError(
             f"{name} is charged by the row, but replacing one row of a batch moved the others by "
-            f"{moved:.4g} in the mean, under noise of deviation {noise:.4g}; release each row by "
-            "what that row is"
+            f"{mean_change:.4g} in the mean, under noise of deviation {noise_deviation:.4g}; "
+            "release each row by what that row is"
         )
 
 
@@ -858,11 +895,11 @@ def _check_repeats(guard: Any, name: str) -> None:
     `name`: name of the guard's class, for the message.
     """
     rows = torch.arange(32)
-    h_BD = torch.ones(len(rows), _DIMENSION, dtype=torch.float64)
+    h_BD = torch.ones(len(rows), _ROW_LENGTH, dtype=torch.float64)
     before_BD = guard.release(h_BD, step=2, rows=rows)
-    repeats_B = guard.repeats(rows)
+    is_repeat_B = guard.repeats(rows)
     after_BD = guard.release(-h_BD, step=3, rows=rows)
-    if not torch.equal(before_BD[repeats_B], after_BD[repeats_B]):
+    if not torch.equal(before_BD[is_repeat_B], after_BD[is_repeat_B]):
         raise PromiseError(
             f"{name} says that rows repeat, which costs nothing, and sent other numbers for them; "
             "repeats() may name rows only whose bytes come again"

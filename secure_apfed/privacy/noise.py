@@ -56,10 +56,10 @@ from apfed_protocols.randomness import KEY_BYTES, derive_key, keystream
 from secure_apfed.base.transfers import fetch_tensors
 from secure_apfed.errors import ModelError
 
-_EPS = torch.finfo(torch.float64).eps
+_FLOAT64_EPS = torch.finfo(torch.float64).eps
 _PURPOSE = b"secure-apfed gaussian noise v1"
 # Integers below it are exact in float64.
-_LARGEST_EXACT = 2.0**53
+_LARGEST_EXACT_INTEGER = 2.0**53
 
 
 def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
@@ -119,8 +119,8 @@ def clip_finite_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
     if not h_BD.numel():
         return wide_BD
     # Room for rounding to the type of `h_BD`, and for the rounding of the norm's D terms.
-    margin = 4 * torch.finfo(h_BD.dtype).eps + (h_BD.shape[1] + 8) * _EPS
-    return onto_ball(wide_BD, bound * (1 - margin))
+    rounding_margin = 4 * torch.finfo(h_BD.dtype).eps + (h_BD.shape[1] + 8) * _FLOAT64_EPS
+    return onto_ball(wide_BD, bound * (1 - rounding_margin))
 
 
 def clip_and_fetch(h_BD: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,8 +157,8 @@ def clip_gradients(gradient_BP: torch.Tensor, bound: float) -> torch.Tensor:
     """
     finite_B1 = gradient_BP.isfinite().all(dim=1, keepdim=True)
     # Slightly below `bound`, so that rounding errors of the norm's P terms do not exceed it.
-    inner_bound = bound * (1 - (gradient_BP.shape[1] + 8) * _EPS)
-    return onto_ball(torch.where(finite_B1, gradient_BP, 0.0), inner_bound)
+    inner_max_norm = bound * (1 - (gradient_BP.shape[1] + 8) * _FLOAT64_EPS)
+    return onto_ball(torch.where(finite_B1, gradient_BP, 0.0), inner_max_norm)
 
 
 class NoiseSource:
@@ -256,11 +256,11 @@ def draw_standard_normals(
     words = np.frombuffer(keystream(key, _PURPOSE, sizes, *context, length=length), dtype="<u8")
     # 63 bits of a word give k, and (k + 1) / 2^64 lies in (0, 1/2]: the probability of the lower
     # tail, whose normal is negative or 0. The last bit is the sign.
-    tails = (words >> np.uint64(1)).astype(np.float64)
-    tails += 1
-    tails *= 2.0**-64
+    tail_probabilities = (words >> np.uint64(1)).astype(np.float64)
+    tail_probabilities += 1
+    tail_probabilities *= 2.0**-64
     signs = 1 - 2 * (words & np.uint64(1)).astype(np.float64)
-    normals: NDArray[np.float64] = scipy.special.ndtri(tails)
+    normals: NDArray[np.float64] = scipy.special.ndtri(tail_probabilities)
     normals *= signs
     return normals.reshape(shape)
 
@@ -284,7 +284,7 @@ def round_to_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float6
     width = compute_grid_width(sigma)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         steps = noisy / width
-        is_roundable = np.abs(steps) < _LARGEST_EXACT
+        is_roundable = np.abs(steps) < _LARGEST_EXACT_INTEGER
         rounded = np.rint(steps, out=steps)
         rounded *= width
         return np.asarray(np.where(is_roundable, rounded, noisy))

@@ -114,9 +114,9 @@ def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
             f"labels are int64 of shape (N,), got {labels_N.dtype} of shape {tuple(labels_N.shape)}"
         )
     labels: NDArray[np.int64] = labels_N.cpu().numpy()
-    outside = (labels < 0) | (labels >= classes)
-    if outside.any():
-        row = int(outside.argmax())
+    is_outside = (labels < 0) | (labels >= classes)
+    if is_outside.any():
+        row = int(is_outside.argmax())
         raise DataError(
             f"row {row} has label {labels[row]}, expected 0..{classes - 1}; "
             "map the labels to consecutive classes first"
@@ -152,8 +152,8 @@ def _draw_with_probability(
 
     `words`: uniform 64-bit random words, of the shape of `probability`.
     """
-    bounds = [math.ceil(share * 2**64) for share in probability.ravel().tolist()]
-    return words < np.array(bounds, dtype=np.uint64).reshape(probability.shape)
+    word_bounds = [math.ceil(share * 2**64) for share in probability.ravel().tolist()]
+    return words < np.array(word_bounds, dtype=np.uint64).reshape(probability.shape)
 
 
 def _pick_uniformly(words: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArray[np.int64]:
@@ -238,14 +238,14 @@ class LabelResponse(LabelMechanism):
         """
         labels = _check_labels(labels_N, self.classes)
         mechanism = f"{float(self.epsilon)!r} {self.classes}"
-        keep_words, class_words = _draw_words(
+        replacement_words, class_words = _draw_words(
             key, mechanism, labels.astype("<i8"), count=len(labels)
         )
         probability = np.full(len(labels), self.replace_probability)
-        is_replaced = _draw_with_probability(keep_words, probability)
+        is_replaced = _draw_with_probability(replacement_words, probability)
         offset = 1 + _pick_uniformly(class_words, self.classes - 1)
-        other = (labels + offset) % self.classes
-        return torch.from_numpy(np.where(is_replaced, other, labels)).to(labels_N.device)
+        other_labels = (labels + offset) % self.classes
+        return torch.from_numpy(np.where(is_replaced, other_labels, labels)).to(labels_N.device)
 
 
 def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
@@ -299,10 +299,10 @@ class MultiStageResponse(LabelMechanism):
 
         `prior_NK`: a probability of each of K classes for each of N rows.
         """
-        likeliest_NK = np.sort(prior_NK, axis=1)[:, ::-1]
+        sorted_prior_NK = np.sort(prior_NK, axis=1)[:, ::-1]
         keep_K = math.exp(self.epsilon) / (math.exp(self.epsilon) + np.arange(prior_NK.shape[1]))
         # Column k - 1 has the expected probability of a true answer with k classes.
-        truth_probability_NK: NDArray[np.float64] = keep_K * likeliest_NK.cumsum(axis=1)
+        truth_probability_NK: NDArray[np.float64] = keep_K * sorted_prior_NK.cumsum(axis=1)
         best_column_N: NDArray[np.int64] = truth_probability_NK.argmax(axis=1)
         return best_column_N + 1
 
@@ -324,23 +324,23 @@ class MultiStageResponse(LabelMechanism):
         labels = _check_labels(labels_N, self.classes)
         every_row = np.arange(len(labels))
         prior = self._check_prior(prior_NK, len(labels))
-        width = self.choose_widths(prior)  # k
+        likely_count = self.choose_widths(prior)  # k
         # Classes in decreasing probability, ties in class order; then the true class's rank there.
         order_NK = np.argsort(-prior, axis=1, kind="stable")
-        rank = np.argsort(order_NK, axis=1, kind="stable")[every_row, labels]
+        true_rank = np.argsort(order_NK, axis=1, kind="stable")[every_row, labels]
         mechanism = f"lp_mst {float(self.epsilon)!r} {self.classes}"
         inputs = (labels.astype("<i8"), prior.astype("<f8"))
-        keep_words, class_words = _draw_words(key, mechanism, *inputs, count=len(labels))
-        replace_probability = (width - 1) / (math.exp(self.epsilon) + width - 1)
-        is_replaced = _draw_with_probability(keep_words, replace_probability)
+        replacement_words, class_words = _draw_words(key, mechanism, *inputs, count=len(labels))
+        replace_probability = (likely_count - 1) / (math.exp(self.epsilon) + likely_count - 1)
+        is_replaced = _draw_with_probability(replacement_words, replace_probability)
         # With k = 1 there is no other class, and no label is replaced; the maximum avoids modulo 0.
-        offset = 1 + _pick_uniformly(class_words, np.maximum(width - 1, 1))
-        other_rank = (rank + offset) % width
-        rank_if_likely = np.where(is_replaced, other_rank, rank)
-        any_rank = _pick_uniformly(class_words, width)
-        answered_rank = np.where(rank < width, rank_if_likely, any_rank)
-        answers = order_NK[every_row, answered_rank]
-        return torch.from_numpy(answers).to(labels_N.device)
+        offset = 1 + _pick_uniformly(class_words, np.maximum(likely_count - 1, 1))
+        other_rank = (true_rank + offset) % likely_count
+        kept_or_other_rank = np.where(is_replaced, other_rank, true_rank)
+        uniform_rank = _pick_uniformly(class_words, likely_count)
+        answered_rank = np.where(true_rank < likely_count, kept_or_other_rank, uniform_rank)
+        randomised_labels = order_NK[every_row, answered_rank]
+        return torch.from_numpy(randomised_labels).to(labels_N.device)
 
     def _check_prior(self, prior_NK: torch.Tensor | None, count: int) -> NDArray[np.float64]:
         """Return the prior of `count` rows as an array (N, K); None: uniform.
@@ -405,15 +405,15 @@ class VoteResponse:
     @property
     def keep_probability(self) -> float:
         """The probability of answering the class that was voted for."""
-        return self._response.keep_probability
+        return self._label_mechanism.keep_probability
 
     @property
     def other_probability(self) -> float:
         """The probability of answering each single class that was not voted for."""
-        return self._response.replace_probability / (self.classes - 1)
+        return self._label_mechanism.replace_probability / (self.classes - 1)
 
     @property
-    def _response(self) -> LabelResponse:
+    def _label_mechanism(self) -> LabelResponse:
         """The label mechanism with the same epsilon and classes, which computes its
         probabilities.
         """
@@ -443,12 +443,16 @@ class VoteResponse:
         has_no_vote_U = ~votes_UK.any(axis=1)
         if not (np.isin(votes_UK, (0.0, 1.0)).all() and (votes_UK.sum(axis=1) <= 1).all()):
             raise LocalProtocolError("votes under randomised response are unit vectors or zeros")
-        own_key = derive_key(key, b"vote response", about)
-        _, words_U = _draw_words(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
+        request_key = derive_key(key, b"vote response", about)
+        _, words_U = _draw_words(
+            request_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK)
+        )
         random_class_U = _pick_uniformly(words_U, self.classes)
         # A row without a vote gets a uniform class, which randomised response leaves uniform.
         classes_U = np.where(has_no_vote_U, random_class_U, votes_UK.argmax(axis=1))
-        answers = self._response.randomise_labels(torch.from_numpy(classes_U), key=own_key)
+        answers = self._label_mechanism.randomise_labels(
+            torch.from_numpy(classes_U), key=request_key
+        )
         answered_U: Integers = answers.numpy()
         return answered_U
 
@@ -484,9 +488,9 @@ def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMecha
 
     `classes`: K, number of classes. Raises ConfigError: the mechanism needs two or more.
     """
-    kind = LABEL_MECHANISMS[settings.mechanism]
+    mechanism_class = LABEL_MECHANISMS[settings.mechanism]
     # Without a mechanism no epsilon is configured, and it is infinite.
-    return kind(epsilon=settings.epsilon or math.inf, classes=classes)
+    return mechanism_class(epsilon=settings.epsilon or math.inf, classes=classes)
 
 
 LABEL_MECHANISMS: Mapping[str, type[LabelMechanism]] = {

@@ -47,7 +47,7 @@ __all__ = ["PrivateContributions", "PrivateLabels", "PrivateRelease"]
 
 _HALF_PRECISION = (torch.float16, torch.bfloat16)
 _FULL_PRECISION = (torch.float32, torch.float64)
-_BOOLEANS = frozenset({bool, np.bool_})
+_BOOLEAN_TYPES = frozenset({bool, np.bool_})
 Values = TypeVar("Values", bound=Any)
 _ID_BYTES = 16
 # The columns of an exported account before its N counts: ID (two words), mechanism, unprotected.
@@ -156,10 +156,10 @@ class _LayerAccount(_ChargedAccount):
         super().__init__(guard.mechanism(), epsilon, delta, rows, owner=owner)
         self.guard = guard
         self.encoder_check = ""  # how it was checked that the encoder mixes no rows; "": it was not
-        self._unprotected = 0
-        self._id = fresh_key()[:_ID_BYTES]
+        self._unprotected_row_count = 0
+        self._account_id = fresh_key()[:_ID_BYTES]
         # Imported accounts by ID: the number of unprotected rows, then N counts.
-        self._others: dict[bytes, NDArray[np.int64]] = {}
+        self._imported_counts_by_id: dict[bytes, NDArray[np.int64]] = {}
 
     def __copy__(self) -> "_LayerAccount":
         """Return the same object: copies of a layer share one account."""
@@ -181,10 +181,10 @@ class _LayerAccount(_ChargedAccount):
         """Charge the rows at table positions (B,), then return them (B, D) with fresh noise."""
         return self.guard.add_noise(clipped_BD, step=self._charge_rows(rows_B), rows=rows_B)
 
-    def count_unprotected(self, rows: int) -> None:
-        """Add `rows` to the number of rows that were returned without noise, for the report."""
+    def count_unprotected(self, row_count: int) -> None:
+        """Count further rows that were returned without noise, for the report."""
         with self._lock:
-            self._unprotected += rows
+            self._unprotected_row_count += row_count
 
     def export_lines(self) -> Tensor:
         """Return this account and the imported ones as int64, one line each, (accounts, 4 + N).
@@ -195,14 +195,14 @@ class _LayerAccount(_ChargedAccount):
         """
         self._require_own_process()
         with self._lock:
-            own_counts = np.concatenate([[self._unprotected], self._count_own_releases()])
-            counts_by_id = {self._id: own_counts, **self._others}
-            heads = [
+            own_counts = np.concatenate([[self._unprotected_row_count], self._count_own_releases()])
+            counts_by_id = {self._account_id: own_counts, **self._imported_counts_by_id}
+            line_heads = [
                 np.concatenate([np.frombuffer(account_id, np.int64), [self._mechanism_bits]])
                 for account_id in counts_by_id
             ]
             counts = np.array([*counts_by_id.values()])
-            return torch.from_numpy(np.column_stack([np.array(heads), counts]))
+            return torch.from_numpy(np.column_stack([np.array(line_heads), counts]))
 
     def import_lines(self, state: object) -> None:
         """Merge accounts from `state`, which `export_lines` returned.
@@ -214,18 +214,18 @@ class _LayerAccount(_ChargedAccount):
         self._require_own_process()
         lines = self._check_lines(state)
         with self._lock:
-            own = self._count_own_releases()
+            own_counts = self._count_own_releases()
             for line in lines:
                 account_id = line[:2].tobytes()
-                if account_id == self._id:
+                if account_id == self._account_id:
                     continue  # this account, at an earlier time
                 counts = line[_UNPROTECTED_COLUMN:]
-                known_counts = self._others.get(account_id, counts)
-                self._others[account_id] = np.maximum(known_counts, counts)
+                known_counts = self._imported_counts_by_id.get(account_id, counts)
+                self._imported_counts_by_id[account_id] = np.maximum(known_counts, counts)
             # Without the first number, which counts unprotected rows.
-            imported = sum(counts[1:] for counts in self._others.values())
-            total = torch.from_numpy(own + imported)
-            self._ledger.load_state_dict({"counts": total})
+            imported_counts = sum(counts[1:] for counts in self._imported_counts_by_id.values())
+            total_counts = torch.from_numpy(own_counts + imported_counts)
+            self._ledger.load_state_dict({"counts": total_counts})
 
     def _check_lines(self, state: object) -> NDArray[np.int64]:
         """Return a state from `export_lines` as an array, after checking it.
@@ -261,7 +261,7 @@ class _LayerAccount(_ChargedAccount):
         The ledger counts the releases of imported accounts, too, so these are subtracted.
         """
         counts: NDArray[np.int64] = self._ledger.state_dict()["counts"].numpy().copy()
-        for other_counts in self._others.values():
+        for other_counts in self._imported_counts_by_id.values():
             counts -= other_counts[1:]
         return counts
 
@@ -277,19 +277,21 @@ class _LayerAccount(_ChargedAccount):
         It names the number of unprotected rows, and how it was checked that the encoder computes
         each row from that row alone.
         """
-        others_unprotected = sum(int(counts[0]) for counts in self._others.values())
-        unprotected = self._unprotected + others_unprotected
-        exception = ""
-        if unprotected:
-            exception = (
-                f"no guarantee for the {unprotected} rows that went through disable_noise(), "
-                "unprotected; of the others: "
+        imported_unprotected = sum(
+            int(counts[0]) for counts in self._imported_counts_by_id.values()
+        )
+        unprotected_row_count = self._unprotected_row_count + imported_unprotected
+        exception_text = ""
+        if unprotected_row_count:
+            exception_text = (
+                f"no guarantee for the {unprotected_row_count} rows that went through "
+                "disable_noise(), unprotected; of the others: "
             )
         return (
-            f"{exception}{super().report()}; against whoever receives them and lacks the noise "
-            f"key; {self.guard.describe_guarantee()}: what a row teaches the encoder moves other "
-            "rows, and labels have no guarantee; that the encoder mixes no rows of a batch is "
-            f"{self.encoder_check or 'not measured: call check_encoder(encoder, x)'}"
+            f"{exception_text}{super().report()}; against whoever receives them and lacks the "
+            f"noise key; {self.guard.describe_guarantee()}: what a row teaches the encoder moves "
+            "other rows, and labels have no guarantee; that the encoder mixes no rows of a batch "
+            f"is {self.encoder_check or 'not measured: call check_encoder(encoder, x)'}"
         )
 
 
@@ -520,8 +522,8 @@ def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
     return z.numpy() if is_array else z
 
 
-def _parse_batch_rows(account: _LayerAccount, rows: object, count: int) -> Tensor:
-    """Return the table positions of a batch of `count` rows, int64 of shape (B,).
+def _parse_batch_rows(account: _LayerAccount, rows: object, row_count: int) -> Tensor:
+    """Return the table positions of a batch of `row_count` rows, int64 of shape (B,).
 
     `rows`: the positions that the caller passed to the layer; None: those of `name_rows` are used.
 
@@ -534,11 +536,13 @@ def _parse_batch_rows(account: _LayerAccount, rows: object, count: int) -> Tenso
             "PrivateRelease: rows are named twice, by rows= and by name_rows(); leave one out"
         )
     rows_B = _parse_positions(
-        named_rows if rows is None else rows, total=account.rows, asker="PrivateRelease"
+        named_rows if rows is None else rows,
+        table_row_count=account.rows,
+        class_name="PrivateRelease",
     )
-    if len(rows_B) != count:
+    if len(rows_B) != row_count:
         raise LocalProtocolError(
-            f"PrivateRelease: h holds {count} rows and rows= names {len(rows_B)}; name "
+            f"PrivateRelease: h holds {row_count} rows and rows= names {len(rows_B)}; name "
             "the position of each row of h, in its order"
         )
     return rows_B
@@ -606,22 +610,30 @@ class PrivateContributions(_ChargedAccount):
         bits: int = 16,
     ) -> None:
         """Check the numbers, calibrate the noise in steps, and draw a noise key."""
-        counts = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
-        _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **counts)
+        counts_by_name = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
+        _require_numbers(
+            self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **counts_by_name
+        )
         # The number of steps in the clip depends on the bits alone, so any clip will do here.
-        levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
-        sensitivity = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
+        steps_in_clip = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
+        sensitivity = under_sum.sensitivity_in_steps(
+            steps_in_clip=steps_in_clip, columns=numbers, rows_per_person=moved
+        )
         sum_facts: dict[str, Any] = {
             "honest": honest,
             "sensitivity": sensitivity,
             "numbers": moved * numbers,
         }
         self.noise = under_sum.calibrate_noise(
-            epsilon=epsilon, delta=delta, releases=epochs, asker="PrivateContributions", **sum_facts
+            epsilon=epsilon,
+            delta=delta,
+            releases=epochs,
+            error_subject="PrivateContributions",
+            **sum_facts,
         )
-        self._numbers = numbers
-        self._rows_of_one_person = moved
-        self._source = NoiseSource(fresh_key())
+        self._columns = numbers
+        self._rows_per_person = moved
+        self._noise_source = NoiseSource(fresh_key())
         release = under_sum.SummedRelease(deviation=self.noise, **sum_facts)
         super().__init__(release, epsilon, delta, rows, owner=type(self).__name__)
 
@@ -651,10 +663,10 @@ class PrivateContributions(_ChargedAccount):
         since no step is used twice.
         """
         self._require_own_process()
-        count = self._count_rows(shape)
-        charged = self._list_charged_people(count, len(shape), rows, people)
-        return self._source.draw_integers(
-            tuple(shape), self.noise, step=self._charge_rows(charged), digest=b""
+        row_count = self._count_rows(shape)
+        charged_people = self._list_charged_people(row_count, len(shape), rows, people)
+        return self._noise_source.draw_integers(
+            tuple(shape), self.noise, step=self._charge_rows(charged_people), digest=b""
         )
 
     def _count_rows(self, shape: object) -> int:
@@ -669,56 +681,61 @@ class PrivateContributions(_ChargedAccount):
                 f"(rows, numbers), got {shape!r:.80}"
             )
         has_rows = len(sizes) > 1
-        count = sizes[0] if has_rows else 1
-        numbers = math.prod(sizes[1:] if has_rows else sizes)
-        if numbers != self._numbers or 1 < self._rows_of_one_person < count:
+        row_count = sizes[0] if has_rows else 1
+        columns = math.prod(sizes[1:] if has_rows else sizes)
+        if columns != self._columns or 1 < self._rows_per_person < row_count:
             raise LocalProtocolError(
-                f"the account is of rows of {self._numbers} numbers, {self._rows_of_one_person} "
+                f"the account is of rows of {self._columns} numbers, {self._rows_per_person} "
                 f"of which a person moves, got a contribution of shape {tuple(sizes)}; make another"
             )
-        return count
+        return row_count
 
-    def _list_charged_people(self, count: int, rank: int, rows: object, people: object) -> Tensor:
+    def _list_charged_people(
+        self, row_count: int, rank: int, rows: object, people: object
+    ) -> Tensor:
         """Return the table positions of the people to charge for a contribution.
 
         If each row is about one person, a person with k rows is charged k times, and is in the
         result k times. Otherwise each person is charged once.
 
         Args:
-            count, rank: number of rows and of axes of the contribution.
+            row_count, rank: number of rows and of axes of the contribution.
             rows, people: as passed to `draw_noise`.
 
         Raises:
             LocalProtocolError: both or neither were passed, or they do not fit the contribution.
         """
-        asker = "PrivateContributions"
+        class_name = "PrivateContributions"
         if rows is not None and people is not None:
-            raise LocalProtocolError(f"{asker}: give rows= or people=, not both")
-        row_is_one_person = rank > 1 and self._rows_of_one_person == 1 and people is None
-        if people is not None and self._rows_of_one_person == 1 and count > 1:
+            raise LocalProtocolError(f"{class_name}: give rows= or people=, not both")
+        is_row_one_person = rank > 1 and self._rows_per_person == 1 and people is None
+        if people is not None and self._rows_per_person == 1 and row_count > 1:
             raise LocalProtocolError(
-                f"{asker}: moved=1 says that each of the {count} rows is of one person; name the "
-                "person of each with rows=, or make one with the `moved` rows that a person moves"
+                f"{class_name}: moved=1 says that each of the {row_count} rows is of one person; "
+                "name the person of each with rows=, or make one with the `moved` rows that a "
+                "person moves"
             )
         positions = _parse_positions(
-            rows if people is None else people, total=self.rows, asker=asker
+            rows if people is None else people, table_row_count=self.rows, class_name=class_name
         )
-        if people is None and rank > 1 and len(positions) != count:
+        if people is None and rank > 1 and len(positions) != row_count:
             advice = "; where its rows are not people, name all who move it, people="
             raise LocalProtocolError(
-                f"{asker}: the contribution has {count} rows and rows= names {len(positions)}; "
-                f"name the person of each row, in order{'' if row_is_one_person else advice}"
+                f"{class_name}: the contribution has {row_count} rows and rows= names "
+                f"{len(positions)}; name the person of each row, in "
+                f"order{'' if is_row_one_person else advice}"
             )
-        if count and not len(positions):
+        if row_count and not len(positions):
             raise LocalProtocolError(
-                f"{asker}: a contribution of {count} rows is of nobody; name who stands in it"
+                f"{class_name}: a contribution of {row_count} rows is of nobody; name who stands "
+                "in it"
             )
         # Where a person moves several rows, the sensitivity of one release covers all of them.
-        return positions if row_is_one_person else positions.unique()
+        return positions if is_row_one_person else positions.unique()
 
     def report(self) -> str:
         """Return the base class's report and the guarantee of noise under a sum, in words."""
-        return f"{super().report()}; {under_sum.contributions_statement('', seeded=False)}"
+        return f"{super().report()}; {under_sum.contributions_statement('', is_reproducible=False)}"
 
 
 class PrivateLabels(KeepsSecrets):
@@ -744,7 +761,7 @@ class PrivateLabels(KeepsSecrets):
         _require_numbers(self, epsilon=epsilon, classes=classes)
         self._response = LabelResponse(epsilon=epsilon, classes=classes)
         self._answered_rows = 0
-        self._is_answered = threading.Lock()  # taken by the first answer and never released
+        self._answer_lock = threading.Lock()  # taken by the first answer and never released
         self._fork_check = ForkCheck("this PrivateLabels")
 
     def __call__(self, labels: Values) -> Values:
@@ -759,32 +776,32 @@ class PrivateLabels(KeepsSecrets):
         """
         self._fork_check.require_own_process()
         array = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
-        largest = self._response.classes - 1
+        largest_class = self._response.classes - 1
         # The answers come in the dtype of the labels, which must hold every class.
         if (
             not isinstance(labels, Tensor | np.ndarray | list | tuple)
             or array.dtype.kind not in "biu"
-            or int(np.asarray(largest).astype(array.dtype)) != largest
+            or int(np.asarray(largest_class).astype(array.dtype)) != largest_class
         ):
             raise LocalProtocolError(
                 f"labels are a tensor, NumPy array, list or tuple of integers that holds 0.."
-                f"{largest}, got {array.dtype} in a {type(labels).__name__}"
+                f"{largest_class}, got {array.dtype} in a {type(labels).__name__}"
             )
-        true_N = torch.from_numpy(array.astype(np.int64).ravel())
-        if not len(true_N):
+        true_labels_N = torch.from_numpy(array.astype(np.int64).ravel())
+        if not len(true_labels_N):
             return labels  # nothing is answered, so the labels of the table still may be
-        answers_N = self._response.randomise_labels(true_N, key=fresh_key()).numpy()
-        if not self._is_answered.acquire(blocking=False):
+        randomised_N = self._response.randomise_labels(true_labels_N, key=fresh_key()).numpy()
+        if not self._answer_lock.acquire(blocking=False):
             raise LocalProtocolError(
                 "these labels were answered: train on the answers, a second one costs epsilon "
                 "again; for the labels of others make another PrivateLabels"
             )
-        self._answered_rows = len(answers_N)
-        answers = answers_N.reshape(array.shape).astype(array.dtype)
+        self._answered_rows = len(randomised_N)
+        randomised = randomised_N.reshape(array.shape).astype(array.dtype)
         if isinstance(labels, Tensor):
-            return cast(Values, labels.new_tensor(answers.tolist()))
+            return cast(Values, labels.new_tensor(randomised.tolist()))
         is_array = isinstance(labels, np.ndarray)
-        return cast(Values, answers if is_array else type(labels)(answers.tolist()))
+        return cast(Values, randomised if is_array else type(labels)(randomised.tolist()))
 
     def report(self) -> str:
         """Return the guarantee in words, and how many labels it covers."""
@@ -802,60 +819,64 @@ def _require_numbers(owner: object, **numbers: float) -> None:
     for name, value in numbers.items():
         if name in ("clip", "epsilon", "delta"):
             expected = "a number"
-            is_right = isinstance(value, Real)
+            is_valid = isinstance(value, Real)
         else:
             expected = "a whole number from 1 on"
-            is_right = is_whole(value) and value >= 1
-        if not is_right:
+            is_valid = is_whole(value) and value >= 1
+        if not is_valid:
             raise ConfigError(f"{type(owner).__name__}: {name} is {expected}, got {value!r}")
 
 
-def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
-    """Return a user's positions in a table of `total` rows as int64 of shape (B,).
+def _parse_positions(rows: object, *, table_row_count: int, class_name: str) -> Tensor:
+    """Return a user's positions in a table of `table_row_count` rows as int64 of shape (B,).
 
     A position may occur several times.
 
-    `rows`: positions as the user passed them: a tensor, array, list, range or slice. `asker`: name
-    of the class, for errors.
+    `rows`: positions as the user passed them: a tensor, array, list, range or slice. `class_name`:
+    name of the class, for errors.
 
     Raises LocalProtocolError: not given, of a wrong type or shape, or out of range.
     """
     if rows is None:
         raise LocalProtocolError(
-            f"{asker}: say with rows= which of the {total} rows these are: their positions in the "
-            "table, as TensorDataset(X, y, torch.arange(len(X))) hands them out with each batch; "
-            "for rows that are only evaluated there is PrivateRelease.disable_noise()"
+            f"{class_name}: say with rows= which of the {table_row_count} rows these are: their "
+            "positions in the table, as TensorDataset(X, y, torch.arange(len(X))) hands them out "
+            "with each batch; for rows that are only evaluated there is "
+            "PrivateRelease.disable_noise()"
         )
     if isinstance(rows, slice):
         try:
-            rows = range(*rows.indices(total))
+            rows = range(*rows.indices(table_row_count))
         except TypeError as error:
-            raise LocalProtocolError(f"{asker}: rows are no slice of positions: {error}") from error
+            raise LocalProtocolError(
+                f"{class_name}: rows are no slice of positions: {error}"
+            ) from error
     values = rows
     if isinstance(rows, Tensor):  # NumPy does not know all of torch's types
         values = rows.numpy(force=True) if rows.dtype is torch.int64 else rows.tolist()
-    positions = np.asarray(order_by_position(values, f"{asker}: rows"))
+    positions = np.asarray(order_by_position(values, f"{class_name}: rows"))
     if not positions.size:
         positions = positions.astype(np.int64)
-    elif isinstance(values, list | tuple) and not _BOOLEANS.isdisjoint(map(type, values)):
+    elif isinstance(values, list | tuple) and not _BOOLEAN_TYPES.isdisjoint(map(type, values)):
         # NumPy makes integers of booleans among integers; a boolean is refused below.
         positions = positions.astype(np.bool_)
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         raise LocalProtocolError(
-            f"{asker}: rows are positions in the table, whole numbers in one list, got "
+            f"{class_name}: rows are positions in the table, whole numbers in one list, got "
             f"{positions.dtype} of shape {positions.shape}; of a mask give mask.nonzero()"
         )
     # A dtype too small for the table's last position may have wrapped positions around.
     has_tensor = isinstance(rows, Tensor) and rows.numel()
-    dtype = rows.numpy(force=True).dtype if has_tensor else positions.dtype  # type: ignore[attr-defined]
-    if total - 1 > np.iinfo(dtype).max:
+    position_dtype = rows.numpy(force=True).dtype if has_tensor else positions.dtype  # type: ignore[attr-defined]
+    if table_row_count - 1 > np.iinfo(position_dtype).max:
         raise LocalProtocolError(
-            f"{asker}: rows of {dtype} go up to {np.iinfo(dtype).max} and the table to {total - 1},"
-            " so that positions may have wrapped around; give int64"
+            f"{class_name}: rows of {position_dtype} go up to {np.iinfo(position_dtype).max} and "
+            f"the table to {table_row_count - 1}, so that positions may have wrapped around; give "
+            "int64"
         )
-    if len(positions) and not 0 <= positions.min() <= positions.max() < total:
+    if len(positions) and not 0 <= positions.min() <= positions.max() < table_row_count:
         raise LocalProtocolError(
-            f"{asker}: row positions lie in 0..{total - 1}, got {positions.min()}.."
+            f"{class_name}: row positions lie in 0..{table_row_count - 1}, got {positions.min()}.."
             f"{positions.max()}"
         )
     return torch.from_numpy(positions.astype(np.int64))

@@ -186,7 +186,7 @@ def guarantee_text(config: Config, session: Session, label_mechanism: LabelMecha
     if session.contract.secure_sum.get("noise") and not passives_vote:
         sum_class = find_sum_class(config.secure_sum)
         other_guarantees.insert(
-            0, contributions_statement(sum_class.leaks.single, seeded=is_reproducible)
+            0, contributions_statement(sum_class.leaks.single, is_reproducible=is_reproducible)
         )
     other_guarantees += describe_black_boxes(find_black_boxes(session.contract.passives))
     return guarantee_of(

@@ -162,7 +162,7 @@ def charge_contribution(one: Any, two: Any) -> Any:
     del one
     account = PrivateContributions(**BUDGET, numbers=3, moved=1, honest=2)
     account.draw_noise((ROWS, 3), rows=places(two))
-    return account._ledger._counts.releases_N.tolist()
+    return account._ledger._release_counts.releases_N.tolist()
 
 
 def release_frame(one: Any, two: Any) -> Any:

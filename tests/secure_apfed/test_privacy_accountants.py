@@ -258,7 +258,9 @@ def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> 
     from apfed_protocols.sums.fixed_point import FixedPoint
 
     fixed_point = FixedPoint(clip_norm=1.0, bits=4, contributors=1)
-    bound = sensitivity_in_steps(levels=fixed_point.levels, columns=columns, rows=rows)
+    bound = sensitivity_in_steps(
+        steps_in_clip=fixed_point.levels, columns=columns, rows_per_person=rows
+    )
     rng = np.random.default_rng(0)
     most = 0.0
     for _ in range(50):
@@ -268,8 +270,10 @@ def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> 
     assert most <= bound
     assert bound >= 2 * fixed_point.levels * math.sqrt(rows)
     # In APFed-C the whole batch moves.
-    one = sensitivity_in_steps(levels=32767, columns=64, rows=1)
-    assert sensitivity_in_steps(levels=32767, columns=64, rows=100) == pytest.approx(10 * one)
+    one = sensitivity_in_steps(steps_in_clip=32767, columns=64, rows_per_person=1)
+    assert sensitivity_in_steps(
+        steps_in_clip=32767, columns=64, rows_per_person=100
+    ) == pytest.approx(10 * one)
     assert one == pytest.approx(2 * 32767, rel=1e-3)
 
 
@@ -289,7 +293,7 @@ def test_the_tails_that_are_cut_off_are_paid_for() -> None:
 
 @pytest.mark.parametrize(("epsilon", "releases"), [(1.0, 50), (8.0, 1)])
 def test_calibration_is_the_least_noise_that_keeps_a_budget(epsilon: float, releases: int) -> None:
-    sensitivity = sensitivity_in_steps(levels=32767, columns=8, rows=1)
+    sensitivity = sensitivity_in_steps(steps_in_clip=32767, columns=8, rows_per_person=1)
     common = {"honest": 2, "sensitivity": sensitivity, "numbers": 512}
     steps = calibrate_noise(epsilon=epsilon, delta=DELTA, releases=releases, **common)  # type: ignore[arg-type]
 

@@ -46,7 +46,7 @@ def samples(count: int) -> list[Tensor]:
 
 def test_the_sum_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dp_sgd.sum_clipped_gradients(samples(9), 0.7)
-    monkeypatch.setattr("secure_apfed.privacy.dp_sgd._CHUNK_NUMBERS", 20)
+    monkeypatch.setattr("secure_apfed.privacy.dp_sgd._CHUNK_VALUES", 20)
     torch.testing.assert_close(
         dp_sgd.sum_clipped_gradients(samples(9), 0.7), whole, rtol=1e-14, atol=1e-14
     )
@@ -501,7 +501,7 @@ def test_statements_say_what_is_covered_and_what_noise_from_the_seed_is_worth() 
     updated = GaussianRelease(noise_multiplier=4.0)
     whole, releases, updates = training(NoPrivacy(), updated)
     seeded = dp_sgd.WholeTraining(
-        releases=releases, updates=updates, delta=DELTA, budget=None, seeded=True
+        releases=releases, updates=updates, delta=DELTA, budget=None, is_reproducible=True
     )
     guard = GaussianGuard(clip=1.0, sigma=3.0, key=KEY)
     for by, said in (

@@ -289,7 +289,7 @@ def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seede
 @pytest.mark.parametrize("seeded", [False, True])
 def test_noise_under_a_sum_is_claimed_against_its_readers_only(seeded: bool) -> None:
     told = {
-        name: contributions_statement(kind.leaks.single, seeded=seeded)
+        name: contributions_statement(kind.leaks.single, is_reproducible=seeded)
         for name, kind in SECURE_SUMS.items()
     }
     assert not [name for name, text in told.items() if "whoever reads the sums alone" not in text]

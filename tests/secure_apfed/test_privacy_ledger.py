@@ -419,7 +419,9 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
     def open_ledger(*, seeded: bool, budget: float | None = None) -> PrivacyLedger:
         mechanism = accountants.GaussianRelease(noise_multiplier=2.0)
         log = tmp_path / f"{seeded}.jsonl"
-        return PrivacyLedger(mechanism, delta=1e-5, budget=budget, rows=4, log=log, seeded=seeded)
+        return PrivacyLedger(
+            mechanism, delta=1e-5, budget=budget, rows=4, log=log, is_reproducible=seeded
+        )
 
     rows = torch.tensor([1, 2])
     nobody = torch.tensor([], dtype=torch.int64)
@@ -445,7 +447,9 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
 
 def test_a_repeated_step_stays_repeated_in_a_checkpoint_without_a_log() -> None:
     def open_ledger(state: dict[str, torch.Tensor] | None = None) -> PrivacyLedger:
-        ledger = PrivacyLedger(NOISY, delta=DELTA, budget=None, rows=4, log=None, seeded=True)
+        ledger = PrivacyLedger(
+            NOISY, delta=DELTA, budget=None, rows=4, log=None, is_reproducible=True
+        )
         if state is not None:
             ledger.load_state_dict(state)
         return ledger

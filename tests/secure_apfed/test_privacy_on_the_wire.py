@@ -186,7 +186,7 @@ def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_p
     result = result_of(make_summed_config(method), tmp_path / "run")
     steps = result["sum"]["noise"]["steps"]
     assert steps == 3 * 32767
-    sensitivity = sensitivity_in_steps(levels=32767, columns=4, rows=rows)
+    sensitivity = sensitivity_in_steps(steps_in_clip=32767, columns=4, rows_per_person=rows)
     release = SummedRelease(deviation=steps, honest=2, sensitivity=sensitivity, numbers=64 * 4)
     epsilon = release.epsilon_of(3, 1e-5)
     expected = {"releases": 3, "epsilon": epsilon if np.isfinite(epsilon) else "inf"}

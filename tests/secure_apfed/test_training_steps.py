@@ -731,6 +731,6 @@ def test_an_honest_run_survives_rows_shorter_than_the_bound(
     guard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With the usual bound one row in some thousands is as short; with this one most are.
-    monkeypatch.setattr("secure_apfed.privacy.guard._SMALLEST_NORM", 1.0)
+    monkeypatch.setattr("secure_apfed.privacy.guard._MIN_SENT_NORM", 1.0)
     result = train(make_active(), make_two(), guard=guard, **QUICK)
     assert result.report is not None

@@ -731,13 +731,13 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
     "a row under a sum": (
         quantise_row,
         [far * row for far in (1, 1e6, 1e-6) for row in AXES],
-        sensitivity_in_steps(levels=LEVELS, columns=3, rows=1),
+        sensitivity_in_steps(steps_in_clip=LEVELS, columns=3, rows_per_person=1),
         1.0,
     ),
     "a batch under a sum": (
         lambda rows: np.stack([quantise_row(row) for row in rows]),
         [np.tile(1e3 * row, (4, 1)) for row in AXES],
-        sensitivity_in_steps(levels=LEVELS, columns=3, rows=4),
+        sensitivity_in_steps(steps_in_clip=LEVELS, columns=3, rows_per_person=4),
         1.0,
     ),
     "votes": (
