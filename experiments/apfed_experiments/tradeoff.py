@@ -831,7 +831,7 @@ def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -
     if settings_path.is_file():
         try:  # only the name is read, since the rest may be of an earlier version
             stored_name = str(
-                parse_yaml_value(load_text(settings_path), given=str(settings_path))["name"]
+                parse_yaml_value(load_text(settings_path), source=str(settings_path))["name"]
             )
         except (ConfigError, TypeError, KeyError):
             raise CheckpointError(

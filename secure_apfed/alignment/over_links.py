@@ -824,12 +824,12 @@ class StoredIntersection:
         path = folder / _AGREEMENT_FILE
         try:
             version, session, stored_terms_digest, bucket_count, nonce_by_party, fingerprint = (
-                msgpack.unpackb(load_bytes(path, maximum=_MAX_SMALL_FILE_BYTES))
+                msgpack.unpackb(load_bytes(path, max_bytes=_MAX_SMALL_FILE_BYTES))
             )
             agreement = BucketAgreement(
                 session, stored_terms_digest, bucket_count, dict(nonce_by_party)
             )
-            secret = load_bytes(folder / _SECRET_FILE, maximum=_MAX_SMALL_FILE_BYTES)
+            secret = load_bytes(folder / _SECRET_FILE, max_bytes=_MAX_SMALL_FILE_BYTES)
             if version != _RECORD_VERSION or len(secret) != len(fresh_key()):
                 raise ValueError("another version")
             _ = agreement.identity  # raises an error if a field has a wrong type
@@ -947,7 +947,7 @@ class StoredIntersection:
         """
         if self.folder is None:
             return self._content_by_file[name]
-        return load_bytes(self.folder / name, maximum=max_bytes)
+        return load_bytes(self.folder / name, max_bytes=max_bytes)
 
     def _write_file(self, name: str, content: bytes) -> None:
         """Store a file of the record, on disk if there is a folder, else in memory."""

@@ -44,9 +44,9 @@ ARROW = (".arrow", ".feather", ".ipc")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 # Separators and skipped characters (white space, quotes, semicolons), and a sign behind them that
 # may begin a formula; the last four signs are full-width forms.
-_FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
+_FORMULA_START = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
 _NO_SEPARATORS = ' "'  # skipped characters that begin no new cell
-_RESTORE = "restore it from a copy"
+_RESTORE_ADVICE = "restore it from a copy"
 VERSIONS = "versions.json"
 """The file of a run that says which versions of all libraries wrote it."""
 PAYLOADS = "transcript-*.bin"
@@ -93,16 +93,16 @@ def open_plain(path: Path) -> BufferedReader:
     return file
 
 
-def load_bytes(path: Path, *, maximum: int = MAX_BYTES) -> bytes:
+def load_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Return a file's content. Raises CheckpointError: missing, too large or unreadable.
 
-    `maximum`: bytes at most.
+    `max_bytes`: bytes at most.
     """
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > maximum:
+        if size > max_bytes:
             raise CheckpointError(
-                f"{path}: is larger than {maximum} bytes, which no run writes; restore it from a "
+                f"{path}: is larger than {max_bytes} bytes, which no run writes; restore it from a "
                 "copy"
             )
         try:
@@ -121,12 +121,14 @@ def load_text(path: Path) -> str:
         ) from None
 
 
-def load_json(path: Path, kind: type[PartT], *, file_format: FileFormat | None = None) -> PartT:
-    """Read a JSON file, and return its content as an object of type `kind`.
+def load_json(
+    path: Path, content_type: type[PartT], *, file_format: FileFormat | None = None
+) -> PartT:
+    """Read a JSON file, and return its content as an object of type `content_type`.
 
     Args:
         path: path of the file.
-        kind: the expected type, which pydantic validates.
+        content_type: the expected type, which pydantic validates.
         file_format: format of the file, whose number is checked before anything else; None: the
             file has no versioned format.
 
@@ -134,23 +136,23 @@ def load_json(path: Path, kind: type[PartT], *, file_format: FileFormat | None =
     """
     content = _parse_json(path, _load_content(path))
     if file_format is None:
-        return _validate_content(path, kind, content)
+        return _validate_content(path, content_type, content)
     return _validate_content(
         path,
-        kind,
+        content_type,
         content,
         remedy=file_format.describe_misfit(file_format.parse_format_number(path, content)),
     )
 
 
-def load_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
-    """Read a file of one JSON value a line; return the values, each of type `kind`.
+def load_json_lines(path: Path, line_type: type[PartT]) -> tuple[PartT, ...]:
+    """Read a file of one JSON value a line; return the values, each of type `line_type`.
 
     Empty lines are skipped. Raises CheckpointError: unreadable, or a value of another type.
     """
     lines = _load_content(path).splitlines()
     return tuple(
-        _validate_content(path, kind, _parse_json(path, line, f"line {number}: "))
+        _validate_content(path, line_type, _parse_json(path, line, f"line {number}: "))
         for number, line in enumerate(lines, start=1)
         if line
     )
@@ -164,7 +166,7 @@ def count_lines(path: Path) -> int:
 
 def _load_content(path: Path) -> bytes:
     """Return the bytes of a text file. Raises CheckpointError: unreadable or too large."""
-    return load_bytes(path, maximum=MAX_JSON_BYTES)
+    return load_bytes(path, max_bytes=MAX_JSON_BYTES)
 
 
 def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
@@ -213,7 +215,7 @@ def describe_origin(path: Path) -> str:
 
 
 def _validate_content(
-    path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE
+    path: Path, content_type: type[PartT], value: Any, *, remedy: str = _RESTORE_ADVICE
 ) -> PartT:
     """Return a file's parsed value as this type.
 
@@ -226,12 +228,12 @@ def _validate_content(
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return TypeAdapter(content_type).validate_python(value)
     except ValidationError as error:
         first_fault = error.errors()[0]
         field_path = ".".join(map(str, first_fault["loc"]))
         position = f", at {field_path!r}" if field_path else ""
-        if remedy == _RESTORE:
+        if remedy == _RESTORE_ADVICE:
             remedy = describe_origin(path) or remedy
         raise CheckpointError(
             f"{path}: is not as this version writes it{position}: "
@@ -428,19 +430,20 @@ def escape_cell(value: object) -> object:
     Numbers, also those written as text, stay as they are.
     """
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        return _FORMULA.sub(_add_apostrophe, value)
+        return _FORMULA_START.sub(_add_apostrophe, value)
     return value
 
 
 def _add_apostrophe(match: re.Match[str]) -> str:
-    """Return a match of `_FORMULA` with an apostrophe before a sign that could begin a formula.
+    """Return a match of `_FORMULA_START` with an apostrophe before a sign that could begin a
+    formula.
 
     A sign can begin a formula at the start of the text, and behind a character that a spreadsheet
     takes for a separator of cells.
     """
     separators, sign = match.groups(default="")
-    begins_cell = match.start() == 0 or separators.strip(_NO_SEPARATORS)
-    return f"{separators}'{sign}" if sign and begins_cell else f"{separators}{sign}"
+    is_at_cell_start = match.start() == 0 or separators.strip(_NO_SEPARATORS)
+    return f"{separators}'{sign}" if sign and is_at_cell_start else f"{separators}{sign}"
 
 
 def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:

@@ -40,18 +40,18 @@ class FileFormat:
 
     Attributes:
         title: name of the file in messages.
-        key: the field with the number of its format.
-        number: the format that this version writes.
-        oldest: the oldest format that this version reads.
-        unnumbered: the format of a file without the field; None: every file has it.
+        number_key: the field with the number of its format.
+        current_number: the format that this version writes.
+        oldest_readable: the oldest format that this version reads.
+        number_if_missing: the format of a file without the field; None: every file has it.
         remedy: what to do with a file that is too old to be read.
     """
 
     title: str
-    key: str
-    number: int
-    oldest: int
-    unnumbered: int | None = None
+    number_key: str
+    current_number: int
+    oldest_readable: int
+    number_if_missing: int | None = None
     remedy: str
 
     def parse_format_number(self, path: Path | str, content: Any) -> int:
@@ -64,21 +64,21 @@ class FileFormat:
         Raises CheckpointError: a newer format, one that is too old, or no number.
         """
         fields = content if isinstance(content, Mapping) else {}
-        number = fields.get(self.key, self.unnumbered)
+        number = fields.get(self.number_key, self.number_if_missing)
         # In Python a bool is an int, too; here it is refused.
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise CheckpointError(
-                f"{path}: {self.key} of a {self.title}: expected a whole number from 1 to "
-                f"{self.number}, got {quote_text(number)}; restore the file from a copy"
+                f"{path}: {self.number_key} of a {self.title}: expected a whole number from 1 to "
+                f"{self.current_number}, got {quote_text(number)}; restore the file from a copy"
             )
-        if number > self.number:
+        if number > self.current_number:
             raise CheckpointError(
                 f"{path}: {self.title} of format {number}, written by a newer version of "
                 f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
                 f"{self._readable}; install the newer version, in a checkout of it: "
                 f"{install_checkout()}"
             )
-        if number < self.oldest:
+        if number < self.oldest_readable:
             raise CheckpointError(
                 f"{path}: {self.title} of format {number}, written by an earlier version of "
                 f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
@@ -94,37 +94,37 @@ class FileFormat:
 
         `number`: the file's format number.
         """
-        if number == self.number:
+        if number == self.current_number:
             return "restore it from a copy"
         return (
-            f"it is a {self.title} of format {number} (this version writes {self.number}), and not "
-            f"as any version wrote it that this one can read: {self.remedy}, or restore it from a "
-            "copy"
+            f"it is a {self.title} of format {number} (this version writes {self.current_number}), "
+            f"and not as any version wrote it that this one can read: {self.remedy}, or restore it "
+            "from a copy"
         )
 
     @property
     def _readable(self) -> str:
         """The supported formats in words."""
-        if self.oldest == self.number:
-            return f"format {self.number}"
-        return f"formats {self.oldest} to {self.number}"
+        if self.oldest_readable == self.current_number:
+            return f"format {self.current_number}"
+        return f"formats {self.oldest_readable} to {self.current_number}"
 
 
 MODEL_CARD = FileFormat(
     title="model card",
-    key="card_version",
-    number=2,
-    oldest=1,
+    number_key="card_version",
+    current_number=2,
+    oldest_readable=1,
     remedy="predict with the version that versions.json beside it names, or train anew",
 )
 """model.json; format 1 has no `promises`."""
 
 RUN_RESULT = FileFormat(
     title="run result",
-    key="format",
-    number=2,
-    oldest=1,
-    unnumbered=1,
+    number_key="format",
+    current_number=2,
+    oldest_readable=1,
+    number_if_missing=1,
     remedy="read the run with the version that its versions.json names, or play it anew",
 )
 """result.json; format 1 has no number, no `promises`, and bytes of the last session alone where
@@ -132,28 +132,28 @@ parties ran apart."""
 
 CONTRACT = FileFormat(
     title="contract",
-    key="schema_version",
-    number=2,
-    oldest=2,
+    number_key="schema_version",
+    current_number=2,
+    oldest_readable=2,
     remedy="read it with the version that signed it",
 )
 """contract.json, under `document`."""
 
 STATEMENT = FileFormat(
     title="statement",
-    key="format",
-    number=1,
-    oldest=1,
-    unnumbered=1,
+    number_key="format",
+    current_number=1,
+    oldest_readable=1,
+    number_if_missing=1,
     remedy="verify it with the version that signed it",
 )
 """An entry of statements.json."""
 
 CHECKPOINT = FileFormat(
     title="checkpoint",
-    key="version",
-    number=6,
-    oldest=6,
+    number_key="version",
+    current_number=6,
+    oldest_readable=6,
     remedy="finish the run with the version that began it (versions.json in the run folder names "
     "it), or begin a new run in another folder",
 )
@@ -161,29 +161,29 @@ CHECKPOINT = FileFormat(
 
 RECORDING = FileFormat(
     title="recording",
-    key="format",
-    number=1,
-    oldest=1,
-    unnumbered=1,
+    number_key="format",
+    current_number=1,
+    oldest_readable=1,
+    number_if_missing=1,
     remedy="attack the run with the version that played it, or play it anew",
 )
 """transcript.msgpack, and recording-STEP.bin of a run under way."""
 
 JOINT_NETWORK = FileFormat(
     title="joint network",
-    key="format",
-    number=1,
-    oldest=1,
-    unnumbered=1,
+    number_key="format",
+    current_number=1,
+    oldest_readable=1,
+    number_if_missing=1,
     remedy="serve it with the version that trained it, or train anew",
 )
 """joint.safetensors, in its header."""
 
 AUDIT_LOG = FileFormat(
     title="audit log",
-    key="format",
-    number=1,
-    oldest=1,
+    number_key="format",
+    current_number=1,
+    oldest_readable=1,
     remedy="verify it with the version that wrote it",
 )
 """audit.log, in the line `opened`."""

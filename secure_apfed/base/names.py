@@ -27,13 +27,13 @@ from secure_apfed.errors import ConfigError
 
 _T = TypeVar("_T")
 _NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]*"
-_PARTY_LETTERS = 64
-_RUN_LETTERS = 200
+_MAX_PARTY_NAME_LENGTH = 64
+_MAX_RUN_NAME_LENGTH = 200
 
 # Suffix of the name of a party's ledger of private updates (DP-SGD).
 UPDATES = "+updates"
 # Name of the epsilon of a party's releases; see `secure_apfed.settings.promises.FIGURES`.
-ReleaseFigure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
+ReleaseEpsilonName: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
 # Roles that are parties of every contract, and the passives' settings for those not named.
 RESERVED = ("aggregator", "dealer", "default")
 
@@ -42,16 +42,16 @@ DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
 """A format of dates as in `strptime`: %d, %m and %Y once each, such as %d.%m.%Y."""
 
 
-def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
+def check_name(name: str, *, max_length: int = _MAX_PARTY_NAME_LENGTH) -> str:
     """Return the name unchanged if files may be named after it.
 
-    Raises ValueError: it is empty, longer than `at_most` letters, or has a character that names
+    Raises ValueError: it is empty, longer than `max_length` letters, or has a character that names
     may not have.
     """
-    if len(name) > at_most or not re.fullmatch(_NAME_PATTERN, name):
-        shortened = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
+    if len(name) > max_length or not re.fullmatch(_NAME_PATTERN, name):
+        shortened = repr(name if len(name) <= max_length else f"{name[:max_length]}...")
         raise ValueError(
-            f"expected a name of 1 to {at_most} letters (a-z, A-Z), digits, '_', '-' and '.', a "
+            f"expected a name of 1 to {max_length} letters (a-z, A-Z), digits, '_', '-' and '.', a "
             f"letter or digit first, since files are named after it; got {shortened}"
         )
     return name
@@ -66,10 +66,10 @@ def check_parties(names: Iterable[str]) -> None:
     name_by_key: dict[str, str] = {}  # the key is the name without capitals
     for name in names:
         _check_party_name(name)
-        other = name_by_key.get(name.casefold())
-        if other is not None:
+        other_name = name_by_key.get(name.casefold())
+        if other_name is not None:
             raise ValueError(
-                f"{other!r} and {name!r} differ in capitals at most, and would share files; "
+                f"{other_name!r} and {name!r} differ in capitals at most, and would share files; "
                 "rename one"
             )
         name_by_key[name.casefold()] = name
@@ -90,17 +90,19 @@ def _check_party_name(name: str) -> str:
     return name
 
 
-def _check_party_keys(by_party: dict[str, _T]) -> dict[str, _T]:
+def _check_party_keys(value_by_party: dict[str, _T]) -> dict[str, _T]:
     """Return a mapping by party unchanged. Raises ValueError: a key is no valid party name."""
-    check_parties(by_party)
-    return by_party
+    check_parties(value_by_party)
+    return value_by_party
 
 
 Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
 PartyName: TypeAlias = Annotated[str, AfterValidator(_check_party_name)]
 ColumnName: TypeAlias = Annotated[str, AfterValidator(column_name)]
 """A column's name in settings: text in Unicode's form NFC, compared with the names in files."""
-RunName: TypeAlias = Annotated[str, AfterValidator(partial(check_name, at_most=_RUN_LETTERS))]
+RunName: TypeAlias = Annotated[
+    str, AfterValidator(partial(check_name, max_length=_MAX_RUN_NAME_LENGTH))
+]
 ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_check_party_keys)]
 
 

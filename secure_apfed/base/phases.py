@@ -59,7 +59,7 @@ class Phases(dict[PhaseName, Phase]):
     def __init__(self) -> None:
         """Begin with the phase `start`, which began with the process."""
         super().__init__()
-        self._name: PhaseName = "start"
+        self._phase_name: PhaseName = "start"
         self._last_seconds = _PROCESS_START
         self._last_processor_seconds = 0.0
 
@@ -68,7 +68,7 @@ class Phases(dict[PhaseName, Phase]):
         seconds = time.perf_counter()
         # User and system time, of this process and of children that were waited for.
         processor_seconds = sum(os.times()[:4])
-        phase = self.setdefault(self._name, Phase())
+        phase = self.setdefault(self._phase_name, Phase())
         phase.seconds += seconds - self._last_seconds
         phase.processor_seconds += processor_seconds - self._last_processor_seconds
         # A peak since the process's start is never below that of an earlier phase.
@@ -79,10 +79,10 @@ class Phases(dict[PhaseName, Phase]):
     def begin_phase(self, name: PhaseName) -> None:
         """End the current phase, and start this one or continue it."""
         self.end_phase()
-        self._name = name
+        self._phase_name = name
 
 
-_PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
+_CURRENT_PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
 
 
 @contextmanager
@@ -93,16 +93,16 @@ def profile_phases() -> Iterator[Phases]:
     process.
     """
     phases = Phases()
-    token = _PHASES.set(phases)
+    token = _CURRENT_PHASES.set(phases)
     try:
         yield phases
     finally:
         phases.end_phase()
-        _PHASES.reset(token)
+        _CURRENT_PHASES.reset(token)
 
 
 def begin_phase(name: PhaseName) -> None:
     """Report that this phase begins here; outside `profile_phases` it is only logged."""
     _LOGGER.debug("phase begins: %s", name)
-    if (phases := _PHASES.get()) is not None:
+    if (phases := _CURRENT_PHASES.get()) is not None:
         phases.begin_phase(name)

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 
 _Function: TypeAlias = Callable[..., Any]
 _Device: TypeAlias = torch.device | str | int | None
-# Random functions that take a generator: of a new tensor, or, in `_FILLING`, on the device of their
-# first argument.
-_CREATING = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
-_FILLING = frozenset(
+# Random functions that take a generator: of a new tensor, or, in `_FILLING_FUNCTIONS`, on the
+# device of their first argument.
+_CREATING_FUNCTIONS = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
+_FILLING_FUNCTIONS = frozenset(
     {
         Tensor.bernoulli,
         Tensor.bernoulli_,
@@ -56,12 +56,12 @@ _FILLING = frozenset(
     }
 )
 # Functions without a generator, and those that do the same with one.
-_REPLACED: Mapping[_Function, _Function] = {
+_REPLACEMENT_BY_FUNCTION: Mapping[_Function, _Function] = {
     torch.rand_like: torch.rand,
     torch.randn_like: torch.randn,
 }
 # Functions that draw from torch's global generator alone, which is seeded for their call.
-_GLOBAL_ONLY = frozenset(
+_GLOBAL_GENERATOR_FUNCTIONS = frozenset(
     {
         F.alpha_dropout,
         F.dropout1d,
@@ -84,10 +84,19 @@ _GLOBAL_ONLY = frozenset(
         torch.rrelu,
     }
 )
-_RANDOM = frozenset({F.dropout, torch.dropout, *_GLOBAL_ONLY, *_REPLACED, *_CREATING, *_FILLING})
+_RANDOM_FUNCTIONS = frozenset(
+    {
+        F.dropout,
+        torch.dropout,
+        *_GLOBAL_GENERATOR_FUNCTIONS,
+        *_REPLACEMENT_BY_FUNCTION,
+        *_CREATING_FUNCTIONS,
+        *_FILLING_FUNCTIONS,
+    }
+)
 _GLOBAL_GENERATORS = threading.RLock()  # held while torch's global generators are seeded
 # The parameters' names of F.dropout and torch.dropout as `_draw_dropout` has them.
-_DROPOUT_PARAMETERS = {"input": "values", "train": "training"}
+_DROPOUT_PARAMETER_BY_NAME = {"input": "values", "train": "training"}
 
 
 OfModule = TypeVar("OfModule", bound=nn.Module)
@@ -137,22 +146,24 @@ class Draws(TorchFunctionMode):
         `types` is not used (see torch's `TorchFunctionMode`).
         """
         kwargs = kwargs or {}
-        if func not in _RANDOM:
+        if func not in _RANDOM_FUNCTIONS:
             return func(*args, **kwargs)
         if func is F.dropout or func is torch.dropout:
             # Neither takes a generator, so dropout is computed here.
             if kwargs:
-                kwargs = {_DROPOUT_PARAMETERS.get(name, name): kwargs[name] for name in kwargs}
+                kwargs = {
+                    _DROPOUT_PARAMETER_BY_NAME.get(name, name): kwargs[name] for name in kwargs
+                }
             return self._draw_dropout(*args, **kwargs)
-        if func in _GLOBAL_ONLY:
+        if func in _GLOBAL_GENERATOR_FUNCTIONS:
             with self._seed_global_generators(*args, *kwargs.values()):
                 return func(*args, **kwargs)
-        if func in _REPLACED:
+        if func in _REPLACEMENT_BY_FUNCTION:
             # Functions such as randn_like take no generator; those that take a shape do.
             template = args[0] if args else kwargs.pop("input")
             kwargs = {"dtype": template.dtype, "device": template.device, **kwargs}
             kwargs.pop("memory_format", None)
-            func = _REPLACED[func]
+            func = _REPLACEMENT_BY_FUNCTION[func]
             args = (template.shape,)
         if kwargs.get("generator") is None:
             # A generator must be on the device of the tensor that is drawn.
@@ -206,7 +217,7 @@ def seed_draws(seed: int, *purpose: str | int) -> Draws:
 
 
 # Classes of modules whose own forward pass draws no random number.
-_DRAW_NOTHING: set[type[nn.Module]] = {
+_MODULES_WITHOUT_DRAWS: set[type[nn.Module]] = {
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.Conv2d,
@@ -222,13 +233,13 @@ _DRAW_NOTHING: set[type[nn.Module]] = {
 }
 
 
-def draws_nothing(kind: type[OfModule]) -> type[OfModule]:
+def draws_nothing(module_class: type[OfModule]) -> type[OfModule]:
     """Register a module class as one whose forward pass draws no random number; a decorator.
 
     A network of such modules alone runs without `Draws`, which costs time at each call of torch.
     """
-    _DRAW_NOTHING.add(kind)
-    return kind
+    _MODULES_WITHOUT_DRAWS.add(module_class)
+    return module_class
 
 
 def may_draw(network: nn.Module) -> bool:
@@ -240,7 +251,7 @@ def may_draw(network: nn.Module) -> bool:
     for module in network.modules():
         has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
         is_zero_dropout = type(module) is nn.Dropout and not module.p
-        if has_hooks or not (type(module) in _DRAW_NOTHING or is_zero_dropout):
+        if has_hooks or not (type(module) in _MODULES_WITHOUT_DRAWS or is_zero_dropout):
             return True
     return False
 
@@ -264,25 +275,25 @@ class _DefaultDtype:
     def __init__(self) -> None:
         """Start without any block that needs float32."""
         self._lock = threading.Lock()
-        self._blocks = 0  # that need float32 now
-        self._former = torch.float32  # the default before the first of them
+        self._block_count = 0  # that need float32 now
+        self._former_dtype = torch.float32  # the default before the first of them
 
     @contextmanager
     def as_float32(self) -> Iterator[None]:
         """Set the process's default dtype to float32 while at least one block needs it."""
         with self._lock:
-            if not self._blocks:
-                self._former = torch.get_default_dtype()
-            self._blocks += 1
+            if not self._block_count:
+                self._former_dtype = torch.get_default_dtype()
+            self._block_count += 1
             if torch.get_default_dtype() != torch.float32:
                 torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
             with self._lock:
-                self._blocks -= 1
-                if not self._blocks and torch.get_default_dtype() != self._former:
-                    torch.set_default_dtype(self._former)
+                self._block_count -= 1
+                if not self._block_count and torch.get_default_dtype() != self._former_dtype:
+                    torch.set_default_dtype(self._former_dtype)
 
 
 _DEFAULT_DTYPE = _DefaultDtype()
@@ -327,12 +338,12 @@ def usable_cores() -> int:
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
     """Set torch's number of threads to `count` in the block."""
-    former = torch.get_num_threads()
+    former_count = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(former)
+        torch.set_num_threads(former_count)
 
 
 @contextmanager

@@ -60,38 +60,38 @@ class TimeLeft:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # Seconds of the clock, and how many parts were done then; oldest first.
-        self._marks: list[tuple[float, float]] = [(clock(), 0.0)]
+        self._progress_marks: list[tuple[float, float]] = [(clock(), 0.0)]
 
     def note_progress(self, done: float) -> None:
         """Record that this number of parts are done now; a lower number restarts the estimate."""
-        last_done = self._marks[-1][1]
+        last_done = self._progress_marks[-1][1]
         if done < last_done:
-            self._marks = [(self._clock(), done)]
+            self._progress_marks = [(self._clock(), done)]
         elif done > last_done:
-            self._marks.append((self._clock(), done))
-        if len(self._marks) > _MAX_MARKS:
+            self._progress_marks.append((self._clock(), done))
+        if len(self._progress_marks) > _MAX_MARKS:
             # Drop every other mark to bound memory; the first and the last stay.
-            del self._marks[1:-1:2]
+            del self._progress_marks[1:-1:2]
 
     def estimate_seconds(self, total: float) -> float | None:
         """Return an estimate of the seconds until all `total` parts are done.
 
         Returns None while fewer than two parts have ended, which is too early.
         """
-        last_end, done = self._marks[-1]
+        last_end, done = self._progress_marks[-1]
         remaining = total - done
         if remaining <= 0:
             return 0.0
-        intervals = len(self._marks) - 1
-        if intervals < 2:
+        interval_count = len(self._progress_marks) - 1
+        if interval_count < 2:
             return None
-        middle_end, middle_done = self._marks[intervals // 2]
+        middle_end, middle_done = self._progress_marks[interval_count // 2]
         seconds_per_part = (last_end - middle_end) / (done - middle_done)
         elapsed = self._clock() - last_end
         # The current part may be nearly over; those after it still need all their time.
-        current = min(remaining, 1.0)
-        current_seconds = max(seconds_per_part * current - elapsed, 0.0)
-        return seconds_per_part * (remaining - current) + current_seconds
+        current_share = min(remaining, 1.0)
+        current_seconds = max(seconds_per_part * current_share - elapsed, 0.0)
+        return seconds_per_part * (remaining - current_share) + current_seconds
 
 
 def describe_time_left(seconds: float | None) -> str:

@@ -694,7 +694,7 @@ def _parse_attack_options(options: Sequence[str]) -> dict[str, dict[str, object]
                 "model_completion.labels_per_class=4"
             )
         options_by_attack.setdefault(name, {})[key] = parse_yaml_value(
-            text, given=f"--option {option}"
+            text, source=f"--option {option}"
         )
     return options_by_attack
 

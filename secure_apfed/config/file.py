@@ -33,7 +33,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 _VALUE_LENGTH = 60
 _MAX_PROBLEMS = 100
 # What was expected, by pydantic's type of error; a type not listed keeps pydantic's sentence.
-_EXPECTED: Mapping[str, str] = {
+_EXPECTATION_BY_ERROR_TYPE: Mapping[str, str] = {
     "bool_type": "true or false",
     **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
     "float_type": "a number",
@@ -60,7 +60,7 @@ _EXPECTED: Mapping[str, str] = {
 
 
 def describe_errors(
-    cls: type[Settings], error: ValidationError, raw: Any
+    settings_class: type[Settings], error: ValidationError, raw_settings: Any
 ) -> list[tuple[KeyPath, str]]:
     """Return key path and description of every problem that pydantic found.
 
@@ -68,21 +68,24 @@ def describe_errors(
     path says so.
 
     Args:
-        cls: the settings class that refused the settings.
+        settings_class: the settings class that refused the settings.
         error: the error that the class raised.
-        raw: the settings as plain values from YAML.
+        raw_settings: the settings as plain values from YAML.
     """
     # A union reports one error for each of its members, all at the same path.
     details_by_path: dict[KeyPath, list[ErrorDetails]] = {}
     are_too_many = False
     for detail in error.errors(include_url=False):
-        path = (*_locate_error(detail, raw), *_find_key_names(cls, detail, raw))
+        path = (
+            *_locate_error(detail, raw_settings),
+            *_find_key_names(settings_class, detail, raw_settings),
+        )
         if path not in details_by_path and len(details_by_path) == _MAX_PROBLEMS:
             are_too_many = True
             break
         details_by_path.setdefault(path, []).append(detail)
     descriptions: list[tuple[KeyPath, str]] = [
-        (path, _describe_problem(cls, path, details, raw))
+        (path, _describe_problem(settings_class, path, details, raw_settings))
         for path, details in details_by_path.items()
     ]
     if are_too_many:
@@ -90,19 +93,19 @@ def describe_errors(
     return descriptions
 
 
-def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
+def _locate_error(detail: ErrorDetails, raw_settings: Any) -> KeyPath:
     """Return the key path of an error in the settings file.
 
     Pydantic's own location of the error also holds names of union members, which no file contains.
     Only names that lead to a value in the file are kept.
 
-    `detail`: one of pydantic's errors. `raw`: the settings as plain values from YAML.
+    `detail`: one of pydantic's errors. `raw_settings`: the settings as plain values from YAML.
     """
     names = list(detail["loc"])
     is_missing = detail["type"] == "missing"
     missing_key = [names.pop()] if is_missing else []  # not in `raw`, so added at the end
     path = []
-    value = raw
+    value = raw_settings
     for name in names:
         if isinstance(value, dict):
             # Pydantic read JSON, whose keys are texts; keys of YAML may be numbers.
@@ -119,7 +122,9 @@ def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
     return (*path, *missing_key)
 
 
-def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
+def _find_key_names(
+    settings_class: type[Settings], detail: ErrorDetails, raw_settings: Any
+) -> list[str]:
     """Return the key path with which a validator's message begins, as ["train", "patience"] of
     "train.patience: ...".
 
@@ -127,79 +132,95 @@ def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list
     The path continues the error's location: a validator of a whole section names the key in it.
 
     Args:
-        cls: the settings class that refused the settings.
+        settings_class: the settings class that refused the settings.
         detail: one of pydantic's errors.
-        raw: the settings as plain values from YAML.
+        raw_settings: the settings as plain values from YAML.
     """
     if detail["type"] != "value_error":
         return []
     names = str(detail["ctx"]["error"]).partition(": ")[0].split(".")
-    return names if names[0] in _list_known_keys(cls, detail["loc"], raw) else []
+    return (
+        names if names[0] in _list_known_keys(settings_class, detail["loc"], raw_settings) else []
+    )
 
 
 def _describe_problem(
-    cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any
+    settings_class: type[Settings], path: KeyPath, details: list[ErrorDetails], raw_settings: Any
 ) -> str:
     """Return one problem in words: an unknown or missing key, a validator's message, or what was
     expected and what was given.
 
     Args:
-        cls: the settings class that refused the settings.
+        settings_class: the settings class that refused the settings.
         path: key path of the problem in the file.
         details: pydantic's errors at `path`; of a union one for each member.
-        raw: the settings as plain values from YAML.
+        raw_settings: the settings as plain values from YAML.
     """
-    first = details[0]
-    if first["type"] == "extra_forbidden":
-        return _describe_unknown_key(cls, first, raw)
-    if first["type"] == "missing":
+    first_error = details[0]
+    if first_error["type"] == "extra_forbidden":
+        return _describe_unknown_key(settings_class, first_error, raw_settings)
+    if first_error["type"] == "missing":
         return "is missing; it has no default"
-    if first["type"] in ("value_error", "assertion_error"):
-        message = str(first["ctx"]["error"])
-        key_text, _, rest = message.partition(": ")
+    if first_error["type"] in ("value_error", "assertion_error"):
+        message = str(first_error["ctx"]["error"])
+        key_text, _, message_after_key = message.partition(": ")
         keys = tuple(key_text.split("."))
-        begins_with_key = bool(rest) and path[-len(keys) :] == keys
-        return rest if begins_with_key else message  # the error's place names the key already
-    return _describe_wrong_value(cls, path, details)
+        begins_with_key = bool(message_after_key) and path[-len(keys) :] == keys
+        return (
+            message_after_key if begins_with_key else message
+        )  # the error's place names the key already
+    return _describe_wrong_value(settings_class, path, details)
 
 
-def _describe_unknown_key(cls: type[Settings], detail: ErrorDetails, raw: Any) -> str:
+def _describe_unknown_key(
+    settings_class: type[Settings], detail: ErrorDetails, raw_settings: Any
+) -> str:
     """Return the text about a key that no setting has, with the nearest key and all known ones.
 
-    `cls`: the settings class that refused the key. `detail`: pydantic's error. `raw`: the settings
-    as plain values from YAML.
+    `settings_class`: the settings class that refused the key. `detail`: pydantic's error.
+    `raw_settings`: the settings as plain values from YAML.
     """
     *parents, name = detail["loc"]
-    known_keys = sorted(set(_list_known_keys(cls, tuple(parents), raw)))
-    guess = _suggest_section(cls, str(name), value=detail["input"]) if not parents else ""
-    guess = guess or did_you_mean(str(name), known_keys)
-    return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known_keys)}"
+    known_keys = sorted(set(_list_known_keys(settings_class, tuple(parents), raw_settings)))
+    suggestion = (
+        _suggest_section(settings_class, str(name), value=detail["input"]) if not parents else ""
+    )
+    suggestion = suggestion or did_you_mean(str(name), known_keys)
+    hint = f"; {suggestion}" if suggestion else "."
+    return f"is an unknown key{hint} Known here: {', '.join(known_keys)}"
 
 
-def _describe_wrong_value(cls: type[Settings], path: KeyPath, details: list[ErrorDetails]) -> str:
+def _describe_wrong_value(
+    settings_class: type[Settings], path: KeyPath, details: list[ErrorDetails]
+) -> str:
     """Return what was expected at a key path, what was given, and the nearest choice, if any.
 
-    `cls`: the settings class that refused the value. `details`: pydantic's errors about it.
+    `settings_class`: the settings class that refused the value. `details`: pydantic's errors about
+    it.
     """
-    first = details[0]
+    first_error = details[0]
     # Every member of a union reports what it expected; all are listed, each once.
     expectations = dict.fromkeys(_describe_expectation(detail) for detail in details)
-    value = first["ctx"]["tag"] if first["type"] == "union_tag_invalid" else first["input"]
+    value = (
+        first_error["ctx"]["tag"]
+        if first_error["type"] == "union_tag_invalid"
+        else first_error["input"]
+    )
     hint = _suggest_choice(value, details)
     if not hint and len(path) == 1 and not isinstance(value, dict):
-        suggestion = _suggest_section(cls, str(path[0]), value=value)
+        suggestion = _suggest_section(settings_class, str(path[0]), value=value)
         hint = f"; {suggestion.removesuffix('.')}" if suggestion else ""
     return f"expected {' or '.join(expectations)}, got {_format_value(value)}{hint}"
 
 
-def _suggest_section(cls: type[Settings], key: str, *, value: Any) -> str:
+def _suggest_section(settings_class: type[Settings], key: str, *, value: Any) -> str:
     """Return a hint for a key that was written at the top of a file and belongs into a section.
 
     For `epochs: 3` it is "a setting of train is written train: {epochs: 3}."; "" if no section has
     the key.
     """
     for section in ("train", "model", "data"):
-        field = cls.model_fields.get(section)
+        field = settings_class.model_fields.get(section)
         section_class = None if field is None else field.annotation
         if not isinstance(section_class, type) or not issubclass(section_class, Settings):
             continue
@@ -213,7 +234,7 @@ def _describe_expectation(detail: ErrorDetails) -> str:
 
     `detail`: one of pydantic's errors.
     """
-    if (expected := _EXPECTED.get(detail["type"])) is None:
+    if (expected := _EXPECTATION_BY_ERROR_TYPE.get(detail["type"])) is None:
         return detail["msg"].lower()
     context = detail.get("ctx", {})
     if "expected" in context:
@@ -234,8 +255,8 @@ def _suggest_choice(value: Any, details: list[ErrorDetails]) -> str:
             choices_text = str(detail.get("ctx", {}).get(key, ""))
             choices += choices_text.replace(" or ", ",").split(",")
     names = filter(None, (choice.strip(" '") for choice in choices))
-    guess = did_you_mean(str(value), names, cutoff=0.7)
-    return f"; {guess}" if guess else ""
+    suggestion = did_you_mean(str(value), names, cutoff=0.7)
+    return f"; {suggestion}" if suggestion else ""
 
 
 def _format_value(value: Any) -> str:
@@ -246,97 +267,99 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= _VALUE_LENGTH else text[: _VALUE_LENGTH - 3] + "..."
 
 
-def _list_known_keys(annotation: Any, path: KeyPath, value: Any) -> Iterator[str]:
+def _list_known_keys(declared_type: Any, path: KeyPath, value: Any) -> Iterator[str]:
     """Yield the keys that the settings at `path` may have.
 
-    `annotation`: declared type of the whole settings. `value`: the whole as plain values; a name or
-    kind in it chooses the class where several are possible.
+    `declared_type`: declared type of the whole settings. `value`: the whole as plain values; a name
+    or kind in it chooses the class where several are possible.
     """
-    for model in _find_models_at(annotation, path, value):
-        yield from model.model_fields
+    for settings_class in _find_settings_classes_at(declared_type, path, value):
+        yield from settings_class.model_fields
 
 
-def _find_models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
+def _find_settings_classes_at(
+    declared_type: Any, path: KeyPath, value: Any
+) -> Iterator[type[BaseModel]]:
     """Yield the settings classes at `path` inside a declared type; several for a union.
 
-    `annotation`: the declared type. `value`: the plain value of this type; a name or kind in it
+    `declared_type`: the declared type. `value`: the plain value of this type; a name or kind in it
     chooses the class where several are possible.
     """
-    for member in _list_union_members(annotation):
+    for member in _list_union_members(declared_type):
         arguments = get_args(member)
         if isinstance(member, type) and issubclass(member, BaseModel):
-            yield from _find_models_within(_find_named_class(member, value), path, value)
+            yield from _find_settings_classes_within(_find_named_class(member, value), path, value)
         elif path and get_origin(member) is dict:
             value_type = arguments[1]
-            yield from _find_models_at(value_type, path[1:], _get_item(value, path[0]))
+            yield from _find_settings_classes_at(value_type, path[1:], _get_item(value, path[0]))
         elif path and get_origin(member) in (tuple, list):
             item_type = arguments[0]
-            yield from _find_models_at(item_type, path[1:], _get_item(value, path[0]))
+            yield from _find_settings_classes_at(item_type, path[1:], _get_item(value, path[0]))
 
 
-def _find_models_within(
-    model: type[BaseModel], path: KeyPath, value: Any
+def _find_settings_classes_within(
+    settings_class: type[BaseModel], path: KeyPath, value: Any
 ) -> Iterator[type[BaseModel]]:
     """Yield the settings classes at `path` inside a settings class.
 
     `path` may hold names or tags of union members, as pydantic's locations do; they are skipped.
-    `model`: the settings class. `value`: its settings as plain values.
+    `settings_class`: the settings class. `value`: its settings as plain values.
     """
     if not path:
-        yield model
+        yield settings_class
         return
     name = path[0]
-    if name in model.model_fields:
-        field_type = model.model_fields[str(name)].annotation
-        yield from _find_models_at(field_type, path[1:], _get_item(value, name))
-    elif name == model.__name__ or name in _list_tags(model):
-        yield from _find_models_within(model, path[1:], value)
+    if name in settings_class.model_fields:
+        field_type = settings_class.model_fields[str(name)].annotation
+        yield from _find_settings_classes_at(field_type, path[1:], _get_item(value, name))
+    elif name == settings_class.__name__ or name in _list_tags(settings_class):
+        yield from _find_settings_classes_within(settings_class, path[1:], value)
 
 
 def _get_item(value: Any, key: str | int) -> Any:
     return value.get(key) if isinstance(value, dict) else None
 
 
-def _find_named_class(model: type[BaseModel], value: Any) -> type[BaseModel]:
-    """Return the class among `model` and its subclasses, at any depth, that a value names.
+def _find_named_class(settings_class: type[BaseModel], value: Any) -> type[BaseModel]:
+    """Return the class among `settings_class` and its subclasses, at any depth, that a value names.
 
     For example, the settings of a method are declared by their base class, and the value's name
-    chooses the subclass. Returns `model` if no class has the name.
+    chooses the subclass. Returns `settings_class` if no class has the name.
 
     `value`: a mapping with `name`, or the name itself.
     """
     name = _get_item(value, "name") if isinstance(value, dict) else value
-    if not isinstance(name, str) or name in _list_tags(model):
-        return model
-    for subclass in model.__subclasses__():
+    if not isinstance(name, str) or name in _list_tags(settings_class):
+        return settings_class
+    for subclass in settings_class.__subclasses__():
         named_class = _find_named_class(subclass, value)
         if name in _list_tags(named_class):
             return named_class
-    return model
+    return settings_class
 
 
-def _list_union_members(annotation: Any) -> Iterator[Any]:
+def _list_union_members(declared_type: Any) -> Iterator[Any]:
     """Yield the members of a union at any depth; any other type is its own only member.
 
-    `annotation`: the declared type of a field.
+    `declared_type`: the declared type of a field.
     """
-    if get_origin(annotation) is Annotated:
-        yield from _list_union_members(get_args(annotation)[0])
-    elif get_origin(annotation) in (Union, UnionType):
-        for member in get_args(annotation):
+    if get_origin(declared_type) is Annotated:
+        yield from _list_union_members(get_args(declared_type)[0])
+    elif get_origin(declared_type) in (Union, UnionType):
+        for member in get_args(declared_type):
             yield from _list_union_members(member)
     else:
-        yield annotation
+        yield declared_type
 
 
-def _list_tags(model: type[BaseModel]) -> Iterator[Any]:
+def _list_tags(settings_class: type[BaseModel]) -> Iterator[Any]:
     """Yield the names that choose this class among several settings classes: the literals of its
     fields, such as its `name` or `kind`, and the import path of a plug-in's class.
     """
-    for field in model.model_fields.values():
+    for field in settings_class.model_fields.values():
         if get_origin(field.annotation) is Literal:
             yield from get_args(field.annotation)
-    yield from filter(None, [getattr(model, "import_path", None)])
+    yield from filter(None, [getattr(settings_class, "import_path", None)])
 
 
 def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = False) -> Config:
@@ -392,9 +415,9 @@ def load_settings_text(
 
     Raises ConfigError, with a line for each problem.
     """
-    raw, line_by_path = _parse_settings(text, source)
-    overridden_paths = {_apply_override(raw, override) for override in overrides}
-    settings, problems = _validate(cls, raw, own=own)
+    raw_settings, line_by_path = _parse_settings(text, source)
+    overridden_paths = {_apply_override(raw_settings, override) for override in overrides}
+    settings, problems = _validate(cls, raw_settings, own=own)
     if settings is not None:
         return settings
     messages = []
@@ -420,8 +443,8 @@ def load_config_values(
 
     Raises ConfigError: settings are wrong; lists all problems, each by its place.
     """
-    raw, _ = _parse_settings(json.dumps(values, default=str), "the settings")
-    settings, problems = _validate(Config, raw, own=True)
+    raw_settings, _ = _parse_settings(json.dumps(values, default=str), "the settings")
+    settings, problems = _validate(Config, raw_settings, own=True)
     if settings is not None:
         return settings
     lines = []
@@ -433,36 +456,38 @@ def load_config_values(
 
 
 def _validate(
-    cls: type[SettingsT], raw: dict[str, Any], *, own: bool
+    cls: type[SettingsT], raw_settings: dict[str, Any], *, own: bool
 ) -> tuple[SettingsT | None, list[tuple[KeyPath, str]]]:
     """Return the settings, or None with the path and the text of each problem.
 
-    `raw`: the settings as YAML gives them, plain values. `own`: whether they are the
+    `raw_settings`: the settings as YAML gives them, plain values. `own`: whether they are the
     caller's own, which may name code.
     """
     try:
         # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
         with reading_settings(own=own):
-            return cls.model_validate_json(json.dumps(raw, default=str), strict=True), []
+            return cls.model_validate_json(json.dumps(raw_settings, default=str), strict=True), []
     except ValidationError as error:
-        return None, describe_errors(cls, error, raw)
+        return None, describe_errors(cls, error, raw_settings)
 
 
-def read_options(kind: type[SettingsT], options: Mapping[str, Any], *, key: str) -> SettingsT:
+def read_options(
+    settings_class: type[SettingsT], options: Mapping[str, Any], *, key: str
+) -> SettingsT:
     """Return a plug-in's options as the settings that its class declares, with strict types.
 
     Args:
-        kind: class of the settings.
+        settings_class: class of the settings.
         options: plain values by name.
         key: dotted path of the options in the run's file, for errors.
 
     Raises ConfigError: an option is unknown, missing or out of range; names it, and the nearest.
     """
-    raw = dict(options)
+    raw_options = dict(options)
     try:
-        return kind.model_validate_json(json.dumps(raw, default=str), strict=True)
+        return settings_class.model_validate_json(json.dumps(raw_options, default=str), strict=True)
     except ValidationError as error:
-        problems = describe_errors(kind, error, raw)
+        problems = describe_errors(settings_class, error, raw_options)
     lines = (f"{'.'.join([key, *map(str, path)])}: {problem}" for path, problem in problems)
     raise ConfigError("\n".join(lines)) from None
 
@@ -477,29 +502,30 @@ def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPat
 
     Raises ConfigError: the text is no YAML, empty, or no mapping.
     """
-    raw, lines = parse_yaml(text, source)
-    if raw is None:
+    raw_settings, lines = parse_yaml(text, source)
+    if raw_settings is None:
         raise ConfigError(f"{source}: is empty; expected settings, at least name, method and data")
-    if not isinstance(raw, dict):
-        kind = "a list" if isinstance(raw, list) else f"the value {raw!r}"
+    if not isinstance(raw_settings, dict):
+        kind = "a list" if isinstance(raw_settings, list) else f"the value {raw_settings!r}"
         raise ConfigError(f"{source}: expected settings as 'key: value' lines, got {kind}")
-    return raw, lines
+    return raw_settings, lines
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
+def _apply_override(raw_settings: dict[str, Any], override: str) -> KeyPath:
     """Set one override, such as "train.epochs=3", in the raw settings; return its key path.
 
-    `raw`: the settings as plain values from YAML, which are changed; missing sections are made.
+    `raw_settings`: the settings as plain values from YAML, which are changed; missing sections are
+    made.
 
     Raises ConfigError: the override is malformed, or its path leads through a plain value.
     """
-    key, equals, text = override.partition("=")
+    key, equals, value_text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {override}: expected key=value, as in train.epochs=3")
-    value = parse_yaml_value(text, given=f"--set {override}")
+    value = parse_yaml_value(value_text, source=f"--set {override}")
     path: list[str | int] = []
-    section: Any = raw
+    section: Any = raw_settings
     for name in names[:-1]:
         path.append(_parse_index(section, name, override))
         if isinstance(section, dict) and section.get(name) is None:

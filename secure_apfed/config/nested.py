@@ -40,15 +40,15 @@ def list_parameters(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any
         defaults: the estimator's values where the user set nothing, nested in the same way.
             Elsewhere the declared defaults of the settings hold.
     """
-    nested = settings if isinstance(settings, Mapping) else {}
-    method = nested.get(_METHOD, defaults.get(_METHOD))
+    nested_settings = settings if isinstance(settings, Mapping) else {}
+    method = nested_settings.get(_METHOD, defaults.get(_METHOD))
     method_name = _get_method_name(method)
     # Later values replace earlier ones.
     value_by_path = dict(_iter_defaults(Config))
     if method_name in METHODS:
         value_by_path |= _iter_defaults(METHODS[method_name].settings, (_METHOD,))
     value_by_path |= dict(_iter_set_values(defaults))
-    value_by_path |= dict(_iter_set_values(nested))
+    value_by_path |= dict(_iter_set_values(nested_settings))
     value_by_name = {
         _SEPARATOR.join(path): value for path, value in value_by_path.items() if _is_parameter(path)
     }
@@ -66,17 +66,17 @@ def list_set_names(settings: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(_SEPARATOR.join(path) for path, _ in _iter_set_values(settings))
 
 
-def replace_setting(nested: Any, key: str, value: Any) -> dict[str, Any]:
+def replace_setting(nested_settings: Any, key: str, value: Any) -> dict[str, Any]:
     """Return a copy of nested settings in which one has a new value.
 
     Args:
-        nested: settings as in a run's file, which are not changed; None: no settings.
+        nested_settings: settings as in a run's file, which are not changed; None: no settings.
         key: flat name of the setting, such as "train__epochs".
         value: the new value.
 
     Raises KeyError: no setting has this name, which the error holds.
     """
-    settings = dict(nested) if isinstance(nested, Mapping) else {}
+    settings = dict(nested_settings) if isinstance(nested_settings, Mapping) else {}
     path = tuple(key.split(_SEPARATOR))
     if not _is_known(path, settings):
         raise KeyError(key)
@@ -137,20 +137,20 @@ def convert_numpy_numbers(value: Any) -> Any:
     Searches over parameters draw numbers of NumPy, which settings would refuse.
     """
     if isinstance(value, Mapping):
-        return {key: convert_numpy_numbers(inner) for key, inner in value.items()}
+        return {key: convert_numpy_numbers(inner_value) for key, inner_value in value.items()}
     if isinstance(value, list | tuple):
-        return [convert_numpy_numbers(inner) for inner in value]
+        return [convert_numpy_numbers(inner_value) for inner_value in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _iter_defaults(
-    kind: type[Settings], prefix: tuple[str, ...] = ()
+    settings_class: type[Settings], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield path and default of every setting that has a default, at any depth of sections.
 
-    `kind`: class of the settings. `prefix`: path of its section in a run's settings.
+    `settings_class`: class of the settings. `prefix`: path of its section in a run's settings.
     """
-    for name, field in kind.model_fields.items():
+    for name, field in settings_class.model_fields.items():
         if field.is_required():
             continue
         default = field.get_default(call_default_factory=True, validated_data={})
@@ -161,23 +161,23 @@ def _iter_defaults(
 
 
 def _iter_set_values(
-    nested: Mapping[str, Any], prefix: tuple[str, ...] = ()
+    nested_settings: Mapping[str, Any], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield path and value of every setting in nested mappings or settings objects.
 
     The parts of a section are yielded in place of the section. An empty section is yielded itself,
     and so is `method`, besides its parts: it may be a name alone.
 
-    `prefix`: path of `nested` in a run's settings.
+    `prefix`: path of `nested_settings` in a run's settings.
     """
-    for name, value in nested.items():
+    for name, value in nested_settings.items():
         path = (*prefix, str(name))
         is_method = path == (_METHOD,)
         section = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
-        has_parts = isinstance(section, Mapping) and bool(section)
-        if is_method or not has_parts:
+        has_own_settings = isinstance(section, Mapping) and bool(section)
+        if is_method or not has_own_settings:
             yield path, value
-        if has_parts:
+        if has_own_settings:
             yield from _iter_set_values(section, path)
 
 

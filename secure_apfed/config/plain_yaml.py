@@ -122,15 +122,15 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
         raise ConfigError(f"{source}: is not YAML: {str(error).splitlines()[0]}") from None
 
 
-def parse_yaml_value(text: str, *, given: str) -> Any:
+def parse_yaml_value(text: str, *, source: str) -> Any:
     """Return the value of a short YAML text, such as an option's.
 
-    `given`: where it was written, for errors. Raises ConfigError: not YAML.
+    `source`: where it was written, for errors. Raises ConfigError: not YAML.
     """
     try:
-        return parse_yaml(text, given)[0]
+        return parse_yaml(text, source)[0]
     except ConfigError as error:
-        raise ConfigError(f"{given}: the value {text[:80]!r} is not YAML ({error})") from None
+        raise ConfigError(f"{source}: the value {text[:80]!r} is not YAML ({error})") from None
 
 
 def format_yaml(content: Any) -> str:

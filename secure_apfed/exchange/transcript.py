@@ -432,7 +432,7 @@ class Transcript:
                     os.fsync(file.fileno())
                 epoch.synced = True
         return {
-            RECORDING.key: RECORDING.number,
+            RECORDING.number_key: RECORDING.current_number,
             "step": step,
             "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
             "epochs": [

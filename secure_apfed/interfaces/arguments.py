@@ -125,13 +125,13 @@ def translate_settings(text: str, arguments: Mapping[KeyPath, str]) -> str:
 
 def _describe_dropping(match: re.Match[str]) -> str:
     """Return the advice that replaces a setting `ignore`, which lists columns (group 1)."""
-    names = parse_yaml_value(match[1], given="names of columns")
+    names = parse_yaml_value(match[1], source="names of columns")
     return f"leave it out, as rows.drop(columns={names!r})"
 
 
 def _describe_section(match: re.Match[str]) -> str:
     """Return a section (group 1) with its settings (group 2, YAML) as an argument."""
-    return f"{match[1]}={parse_yaml_value(match[2], given=match[1])!r}"
+    return f"{match[1]}={parse_yaml_value(match[2], source=match[1])!r}"
 
 
 def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], str]:
@@ -147,7 +147,7 @@ def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], 
         keys = match[2].lstrip(".").split(".")
         path: KeyPath = (match[1], *keys)
         has_value = match["value"] is not None
-        value = repr(parse_yaml_value(match["value"], given="it")) if has_value else "..."
+        value = repr(parse_yaml_value(match["value"], source="it")) if has_value else "..."
         if (argument := arguments.get(path)) is not None:
             return f"{argument}={value if has_value else ''}"
         if match[1] == "passives" and len(keys) == 2 and keys[1] == "objective":

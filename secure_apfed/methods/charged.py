@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import Identity, verify_signature
 from secure_apfed.base.formats import STATEMENT
-from secure_apfed.base.names import UPDATES, ReleaseFigure
+from secure_apfed.base.names import UPDATES, ReleaseEpsilonName
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
 _MAX_BYTES = 4096
@@ -40,7 +40,7 @@ class ChargedAccount(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    figure: ReleaseFigure
+    figure: ReleaseEpsilonName
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     releases: Annotated[int, Field(ge=0, lt=2**31)]
@@ -203,7 +203,11 @@ class Statement(BaseModel):
         The signature covers only the packed form in `signed`. `party`: name of its signer.
         """
         accounts = [account.model_dump() for account in self.verify_accounts(party)]
-        return {STATEMENT.key: STATEMENT.number, **self.model_dump(), "accounts": accounts}
+        return {
+            STATEMENT.number_key: STATEMENT.current_number,
+            **self.model_dump(),
+            "accounts": accounts,
+        }
 
 
 def sign_accounts(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key, fresh_key
 from apfed_protocols.seal import Identity, fresh_identity
-from secure_apfed.base.names import UPDATES, ReleaseFigure, log_file
+from secure_apfed.base.names import UPDATES, ReleaseEpsilonName, log_file
 from secure_apfed.base.seeds import Draws, seed_draws
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationBounds
 from secure_apfed.data import OwnData
@@ -577,7 +577,7 @@ class PartyContext:
         *,
         budget: float | None,
         rows: int,
-        figure: ReleaseFigure = "epsilon_x",
+        figure: ReleaseEpsilonName = "epsilon_x",
         suffix: str = "",
     ) -> PrivacyLedger:
         """Open a privacy ledger, whose write-ahead log is `ledger-NAME.jsonl`.

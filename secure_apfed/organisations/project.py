@@ -377,7 +377,7 @@ class SignedFile(Settings):
         if not path.exists():
             raise DataError(f"there is no file {path}; correct its path, or --folder")
         try:
-            if load_bytes(path, maximum=_MAX_FILE_BYTES)[:2] == b"PK":
+            if load_bytes(path, max_bytes=_MAX_FILE_BYTES)[:2] == b"PK":
                 raise DataError(f"{path} is an archive; unpack it, and name the file in it")
             return load_json(path, cls)
         except CheckpointError as error:
@@ -937,7 +937,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     proposal = sealed.proposal_document
     _install_certificates(sealed, party, folder)
     if path.absolute() != (folder / SEALED_PROJECT).absolute():
-        write_atomically(folder / SEALED_PROJECT, load_bytes(path, maximum=_MAX_FILE_BYTES))
+        write_atomically(folder / SEALED_PROJECT, load_bytes(path, max_bytes=_MAX_FILE_BYTES))
     party_settings = _make_party_settings(sealed, party)
     config = load_config(folder / RUN_FILE)
     party_file_path = folder / PARTY_FILE

@@ -91,7 +91,7 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
     require_open_project(settings_file.folder)
     tls = _require_tls(settings_file, config)
     sealed, _ = _load_project(settings_file.folder)
-    present_key = None if new_key else load_bytes(tls.key, maximum=_MAX_KEY_BYTES)
+    present_key = None if new_key else load_bytes(tls.key, max_bytes=_MAX_KEY_BYTES)
     request, key = make_request(settings_file.party, present_key)
     if new_key:
         write_atomically(settings_file.folder / _NEXT_KEY_FILE, key, private=True)
@@ -199,7 +199,7 @@ def _find_key_file(certificate: bytes, next_key: Path, present_key: Path) -> Pat
     """
     public_key = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():
-        content = load_bytes(next_key, maximum=_MAX_KEY_BYTES)
+        content = load_bytes(next_key, max_bytes=_MAX_KEY_BYTES)
         if serialization.load_pem_private_key(content, password=None).public_key() == public_key:
             return next_key
     return present_key
@@ -274,7 +274,7 @@ def _load_authority(folder: Path, sealed: SealedProject) -> tuple[bytes, bytes]:
             f"{path} is missing, which issues certificates of this project: put it back from its "
             "copy; without it, seal the answers again, and all compare the new words"
         )
-    key = load_bytes(path, maximum=_MAX_KEY_BYTES)
+    key = load_bytes(path, max_bytes=_MAX_KEY_BYTES)
     public = serialization.load_pem_private_key(key, password=None).public_key()
     for certificate in load_pem_x509_certificates(sealed.ca.encode()):
         if certificate.public_key() == public:

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.base.files import PathLike, open_regular
-from secure_apfed.base.names import ReleaseFigure
+from secure_apfed.base.names import ReleaseEpsilonName
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import EXACT, Mechanism, NoPrivacy, compose_mu
@@ -71,7 +71,7 @@ _LINE_START = b'{"chain":"'  # of each line but the first, since keys are sorted
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"
-_RELEASED_THING_BY_EPSILON: Mapping[ReleaseFigure, str] = {
+_RELEASED_THING_BY_EPSILON: Mapping[ReleaseEpsilonName, str] = {
     "epsilon_x": "representation",
     "epsilon_v": "vote",
     "epsilon_c": "contribution",
@@ -457,7 +457,9 @@ class PrivacySpent:
         return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
-    def for_no_release(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
+    def for_no_release(
+        cls, *, delta: float, figure: ReleaseEpsilonName = "epsilon_x"
+    ) -> "PrivacySpent":
         """Return the cost of a party that has sent nothing; its model may still reveal labels.
 
         `figure`: name of the ledger's epsilon, which says what it counts: representations, votes or
@@ -511,7 +513,7 @@ class PrivacyLedger:
         rows: int,
         log: PathLike | None,
         is_reproducible: bool = False,
-        figure: ReleaseFigure = "epsilon_x",
+        figure: ReleaseEpsilonName = "epsilon_x",
     ) -> None:
         """Check delta and budget, and count the releases in the log."""
         if not 0 < delta < 1:

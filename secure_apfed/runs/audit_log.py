@@ -42,7 +42,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import Identity, verify_signature
 from secure_apfed.base.files import open_plain, open_regular
 from secure_apfed.base.formats import AUDIT_LOG
-from secure_apfed.base.names import Name, ReleaseFigure
+from secure_apfed.base.names import Name, ReleaseEpsilonName
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind
@@ -138,7 +138,7 @@ class Frame(_Written):
     size: _Count
     digest: _Hex32
     epsilon: Annotated[float, Field(ge=0)] | Literal["inf"] | None = None
-    figure: ReleaseFigure | None = None
+    figure: ReleaseEpsilonName | None = None
 
 
 class Refused(_Written):
@@ -651,7 +651,7 @@ class Summary:
     cut: int = 0
     torn: int = 0
     unsigned: int = 0
-    figure: ReleaseFigure | None = None
+    figure: ReleaseEpsilonName | None = None
     epsilon: float | None = None
     counters: dict[str, Counted] = field(default_factory=dict)
     restarts: list[Restarted] = field(default_factory=list)

@@ -79,7 +79,7 @@ class JointNetworkCard(BaseModel):
         targets: mean and scale by which the active standardised labels that are numbers.
     """
 
-    format: int = JOINT_NETWORK.number
+    format: int = JOINT_NETWORK.current_number
     party: str
     encoding: FeatureEncoding
     classes: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def load_joint_network(
             "predicts together (tvfl, split_nn, split_nn_sum or joint_teacher_sum)"
         )
     try:
-        content = load_bytes(folder.joint_networks, maximum=_MAX_NETWORKS_BYTES)
+        content = load_bytes(folder.joint_networks, max_bytes=_MAX_NETWORKS_BYTES)
         # The safetensors format: the header's length in 8 bytes, then the header as JSON.
         header_size = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + header_size])
@@ -229,7 +229,7 @@ class PartyCheckpointStore:
             self.audit.sync()
         if self._expected_fields:
             content = {
-                CHECKPOINT.key: CHECKPOINT.number,
+                CHECKPOINT.number_key: CHECKPOINT.current_number,
                 "party": self._expected_fields["party"],
                 "identity": self._expected_fields["identity"],
                 "run": state.run,

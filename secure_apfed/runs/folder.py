@@ -433,7 +433,7 @@ class PartyFolder(RunFolder):
             )
             write_atomically(self._identity_path, pem, private=True)
         try:
-            pem = load_bytes(self._identity_path, maximum=_MAX_KEY_BYTES)
+            pem = load_bytes(self._identity_path, max_bytes=_MAX_KEY_BYTES)
             key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise TypeError("a key of another kind")

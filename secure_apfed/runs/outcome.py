@@ -475,7 +475,7 @@ def load_common_people(folder: RunFolder) -> tuple[CommonPeople, ...]:
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
     """Write `result.json`, which marks the run as finished, and digests of all the run's files."""
     content = outcome.model_dump(mode="python")
-    folder.write_result({RUN_RESULT.key: RUN_RESULT.number, **content})
+    folder.write_result({RUN_RESULT.number_key: RUN_RESULT.current_number, **content})
 
 
 def load_outcome(folder: RunFolder) -> Outcome:

@@ -577,7 +577,7 @@ class RunWriter:
         """
         privacy = outcome.privacy
         return {
-            MODEL_CARD.key: MODEL_CARD.number,
+            MODEL_CARD.number_key: MODEL_CARD.current_number,
             "model": (session.learner.model or self._config.model).model_dump(mode="json"),
             "method": self._config.method.name,
             "run": self._config.name,

@@ -10,7 +10,7 @@ import math
 from abc import ABC
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
-from secure_apfed.base.names import ReleaseFigure
+from secure_apfed.base.names import ReleaseEpsilonName
 from secure_apfed.settings import Settings, protects
 from secure_apfed.settings.training import NoiseSettings, ObjectiveSettings
 
@@ -206,12 +206,12 @@ class MethodSettings(Settings, ABC):
         return self.has_gradient_sum
 
     @property
-    def passives_epsilon_name(self) -> ReleaseFigure:
+    def passives_epsilon_name(self) -> ReleaseEpsilonName:
         """The name of the epsilon of noise that passives add to votes or contributions."""
         return "epsilon_v" if self.vote_protocol else "epsilon_c"
 
     @property
-    def epsilon_name(self) -> ReleaseFigure:
+    def epsilon_name(self) -> ReleaseEpsilonName:
         """The name of the epsilon that covers a party's messages, one of `promises.FIGURES`."""
         sends_representations = self.representation_sender is not None or not self.has_passives
         return "epsilon_x" if sends_representations else self.passives_epsilon_name

@@ -26,7 +26,7 @@ from apfed_experiments.report.contents import (
 from apfed_experiments.report.run import ReportedRun
 from apfed_experiments.run_list import ListedRun, RunState
 from secure_apfed.base.files import to_json
-from secure_apfed.base.names import ReleaseFigure
+from secure_apfed.base.names import ReleaseEpsilonName
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
@@ -116,7 +116,7 @@ def make_charged_session(config: Config) -> SimpleNamespace:
     ledgers = dict[str, PrivacyLedger]()
     contributions = {}
 
-    def ledger(name: str, mechanism: Any, figure: ReleaseFigure) -> PrivacyLedger:
+    def ledger(name: str, mechanism: Any, figure: ReleaseEpsilonName) -> PrivacyLedger:
         made = PrivacyLedger(
             mechanism, delta=config.delta, budget=None, rows=4, log=None, figure=figure
         )

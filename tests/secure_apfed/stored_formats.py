@@ -52,6 +52,8 @@ def fields_of(name: str, path: Path) -> dict[str, Any]:
 def format_of(name: str, number: int) -> int:
     """Return the format of the file of this name that lies in the folder of this number."""
     kind = FORMATS[name]
-    found = fields_of(name, STORED / str(number) / FILES[name]).get(kind.key, kind.unnumbered)
+    found = fields_of(name, STORED / str(number) / FILES[name]).get(
+        kind.number_key, kind.number_if_missing
+    )
     assert isinstance(found, int)
     return found

@@ -281,9 +281,9 @@ def test_only_plain_files_of_a_finished_run_are_read(
 def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"1234")
-    assert files.load_bytes(path, maximum=4) == b"1234"
+    assert files.load_bytes(path, max_bytes=4) == b"1234"
     with pytest.raises(CheckpointError, match=r"x: is larger than 3 bytes"):
-        files.load_bytes(path, maximum=3)
+        files.load_bytes(path, max_bytes=3)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_an_estimate_of_many_steps_keeps_few_marks_and_begins_anew_where_it_fall
         time_left.note_progress(step)
         time_left.note_progress(step)  # the end of an epoch tells the same step once more
     assert time_left.estimate_seconds(6000) == pytest.approx(500)
-    assert len(time_left._marks) <= 513
+    assert len(time_left._progress_marks) <= 513
     time_left.note_progress(3)
     assert time_left.estimate_seconds(6000) is None
 
