@@ -80,7 +80,7 @@ from secure_apfed.runs.folder import (
 from secure_apfed.runs.outcome import (
     Count,
     Outcome,
-    Written,
+    StoredResult,
     count_measured_rows,
     load_outcome,
 )
@@ -170,7 +170,7 @@ def pick_best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY)
     return max(candidates, key=rank_result)
 
 
-class RunGain(Written):
+class RunGain(StoredResult):
     """The gain of help in one run: its model over the best baseline, on the same test rows.
 
     Attributes:
@@ -214,7 +214,7 @@ class RunGain(Written):
         return f"{gain_text}, 95 % over them, paired: {self.interval}"
 
 
-class BaselinesRecord(Written):
+class BaselinesRecord(StoredResult):
     """A file of baselines, the local models of the active.
 
     Attributes:

@@ -22,9 +22,9 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import (
     Outcome,
     Recording,
+    compute_guarantees,
     load_outcome,
     load_recording,
-    promises_in,
 )
 from secure_apfed.runs.worth import WhoHelped
 from secure_apfed.settings.promises import Promise, worst_promise
@@ -67,7 +67,7 @@ class FinishedRun:
     @property
     def promises(self) -> tuple[Promise, ...]:
         """The guarantees on all kinds of messages, of each party."""
-        return promises_in(self.config, self.outcome)
+        return compute_guarantees(self.config, self.outcome)
 
     @property
     def promise(self) -> Promise:

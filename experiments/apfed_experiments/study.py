@@ -57,7 +57,7 @@ from secure_apfed.runs.outcome import (
     Contributions,
     Outcome,
     Privacy,
-    Written,
+    StoredResult,
     count_measured_rows,
 )
 from secure_apfed.runs.run import PastAlignment, run, share_alignments
@@ -286,7 +286,7 @@ class Trial:
             )
 
 
-class StoredMetrics(Written):
+class StoredMetrics(StoredResult):
     """A file of metrics.
 
     Attributes:

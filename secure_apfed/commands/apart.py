@@ -27,7 +27,7 @@ from secure_apfed.errors import ApfedError, ConfigError
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from secure_apfed.runs.audit_log import Summary
+    from secure_apfed.runs.audit_log import LogSummary
 
 _SHUTDOWN_TIME_S = 10.0  # time to notify peers after SIGTERM
 certs_app = typer.Typer(
@@ -586,7 +586,7 @@ def restart_counter(
     )
 
 
-def _show_log_summary(summary: "Summary") -> None:
+def _show_log_summary(summary: "LogSummary") -> None:
     """Print the summary of a party's audit log as two tables: facts about the log, and how many
     envelopes (messages with headers) it sent and received.
     """
@@ -634,7 +634,7 @@ def _show_log_summary(summary: "Summary") -> None:
     terminal.show_rows("\nEnvelopes", ("peer", "", "kind", "envelopes", "bytes"), flows)
 
 
-def _describe_ending(summary: "Summary") -> str:
+def _describe_ending(summary: "LogSummary") -> str:
     """Return in words whether the log's end is signed, or which lines may have been changed.
 
     An attacker with the party's disk can rewrite lines after the last signature, for which the key

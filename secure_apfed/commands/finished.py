@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from secure_apfed.config import AttackChoice, Config
     from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.runs.folder import RunFolder as Files
-    from secure_apfed.runs.outcome import RunResult, Written
+    from secure_apfed.runs.outcome import RunResult, StoredResult
     from secure_apfed.runs.worth import WhoHelped
 
 
@@ -232,7 +232,7 @@ def _measure_passives_worth(result: "RunResult", *, is_quiet: bool) -> "WhoHelpe
     return who_helped
 
 
-def _dump_record(record: "Written | None") -> "dict[str, Any] | None":
+def _dump_record(record: "StoredResult | None") -> "dict[str, Any] | None":
     """Return a stored record (a pydantic model) as plain values for JSON; None stays None."""
     return None if record is None else record.model_dump(mode="json")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from secure_apfed.organisations.ending import EndPlan
     from secure_apfed.organisations.engines import EngineName
     from secure_apfed.organisations.project import Proposal, SealedProject
-    from secure_apfed.planning.forecast import Link
+    from secure_apfed.planning.forecast import TrafficForecast
     from secure_apfed.settings.data import TableShape
 
 project_app = typer.Typer(
@@ -549,7 +549,7 @@ def _show_proposal(
 
 def _forecast_link_traffic(
     proposal: "Proposal", config: "Config", own_shape: "TableShape | None"
-) -> "tuple[Link, ...]":
+) -> "tuple[TrafficForecast, ...]":
     """Return the traffic of each link in the proposed run, if all tables had this party's shape.
 
     Returns nothing, and prints a note, if this table alone does not allow a forecast.
@@ -587,7 +587,7 @@ def _describe_request(
     config: "Config",
     party: str,
     own_shape: "TableShape | None",
-    link_traffic: "Sequence[Link]",
+    link_traffic: "Sequence[TrafficForecast]",
 ) -> Iterator[tuple[str, str]]:
     """Yield title and text of what a proposal requests of this party: role, columns, training,
     bytes and joint prediction.
@@ -693,7 +693,7 @@ def _describe_serving(
 def _describe_leaks(
     proposal: "Proposal",
     facts: "RunFacts",
-    link_traffic: "Sequence[Link]",
+    link_traffic: "Sequence[TrafficForecast]",
     *,
     sender: str | None = None,
     receiver: str | None = None,

@@ -30,7 +30,7 @@ from secure_apfed.base.peer_text import escape_text
 
 if TYPE_CHECKING:
     from secure_apfed.base.phases import Phases
-    from secure_apfed.planning.forecast import Forecast, Link
+    from secure_apfed.planning.forecast import Forecast, TrafficForecast
     from secure_apfed.settings.protection import Departure
 
 INTERRUPTED_EXIT_CODE = 130
@@ -311,7 +311,7 @@ def _show_links(forecast: "Forecast") -> None:
 
 def _show_message_kinds(forecast: "Forecast") -> None:
     """Print the forecast traffic of each kind of message, summed over links."""
-    links_by_kind: dict[str, list[Link]] = {}
+    links_by_kind: dict[str, list[TrafficForecast]] = {}
     for link in forecast.links:
         links_by_kind.setdefault(link.kind, []).append(link)
     rows = [

@@ -585,10 +585,10 @@ class TrainingLoop(StepCounter, Protocol):
     def is_last(self, epoch: int) -> bool:
         """Return whether this epoch is the last one."""
 
-    async def finish_epoch(self, *, last: bool) -> None:
+    async def finish_epoch(self, *, is_last: bool) -> None:
         """Evaluate if it is time to, record the scores, and let all parties save a checkpoint.
 
-        `last`: whether training is over.
+        `is_last`: whether training is over.
         """
 
 
@@ -604,10 +604,10 @@ async def train_epochs(learner: ActiveRole, links: Links, loop: TrainingLoop) ->
         for step, rows_B in batches:
             loop.count_step(await learner.train_step(links, step, rows_B))
         await loop.note_held_out_loss()
-        last = not has_steps or loop.is_last(epoch)
-        if last:
+        is_last = not has_steps or loop.is_last(epoch)
+        if is_last:
             await learner.finish_training(links, loop)
-        await loop.finish_epoch(last=last)
+        await loop.finish_epoch(is_last=is_last)
         if not has_steps:
             return
 

@@ -17,7 +17,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.guard import RepresentationGuard
-from secure_apfed.privacy.randomised_response import first_epoch_of
+from secure_apfed.privacy.randomised_response import find_first_epoch
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ObjectiveSettings
 
@@ -341,7 +341,9 @@ def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
     train = config.train
     if config.method.averaged_quantity:
         return train.epochs
-    starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
+    starts = [
+        find_first_epoch(stage, stages=stages, epochs=train.epochs) for stage in range(stages)
+    ]
     ends: Sequence[int] = [*starts[1:], train.epochs]
     batches = 0
     for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):

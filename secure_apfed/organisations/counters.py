@@ -24,11 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from secure_apfed.base.files import load_json, open_plain, open_regular, to_json, write_atomically
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.runs.audit_log import (
-    FILE_NAME,
+    AUDIT_LOG_NAME,
     AuditLog,
     CounterName,
-    Restarted,
-    Summary,
+    LogSummary,
+    RestartLine,
     summarise_log,
 )
 from secure_apfed.settings.promises import Promise
@@ -403,7 +403,7 @@ class _RecordedCounters:
     """
 
     count_by_file: dict[str, Count]
-    log_summary: Summary | None
+    log_summary: LogSummary | None
     log_inconsistency: _Inconsistency | None
 
 
@@ -430,7 +430,7 @@ def _load_recorded_counters(folder: Path, party: str) -> _RecordedCounters:
     The two files are compared: `counters.json` has the length and the hash of the log. An
     inconsistent log is part of the result, and raises no error.
     """
-    path = folder / FILE_NAME
+    path = folder / AUDIT_LOG_NAME
     checkpoint, checkpoint_problem = _load_checkpoint(folder, party)
     stored_count_by_file = checkpoint.counters if checkpoint else {}
     count_by_file_in_checkpoint = {
@@ -441,7 +441,7 @@ def _load_recorded_counters(folder: Path, party: str) -> _RecordedCounters:
     if not os.path.lexists(path):
         is_log_lost = has_checkpoint_file or any(_list_signs_of_use(folder))
         inconsistency = (
-            _Inconsistency(FILE_NAME, "missing", recorded_lines, None) if is_log_lost else None
+            _Inconsistency(AUDIT_LOG_NAME, "missing", recorded_lines, None) if is_log_lost else None
         )
         return _RecordedCounters(
             count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
@@ -460,7 +460,9 @@ def _load_recorded_counters(folder: Path, party: str) -> _RecordedCounters:
             return _RecordedCounters({}, log_summary=None, log_inconsistency=None)
         log_summary = summarise_log(path, on_line=note_line_hash)
     except (CheckpointError, OSError) as error:
-        inconsistency = _Inconsistency(FILE_NAME, "unreadable", recorded_lines, None, str(error))
+        inconsistency = _Inconsistency(
+            AUDIT_LOG_NAME, "unreadable", recorded_lines, None, str(error)
+        )
         return _RecordedCounters(
             count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
         )
@@ -481,7 +483,7 @@ def _load_recorded_counters(folder: Path, party: str) -> _RecordedCounters:
 
 
 def _find_log_inconsistency(
-    log_summary: Summary,
+    log_summary: LogSummary,
     party: str,
     recorded_lines: Count,
     checkpoint: _CounterCheckpoint | None,
@@ -498,19 +500,24 @@ def _find_log_inconsistency(
     """
     if log_summary.party != party:
         detail = f"it is of {log_summary.party}, this party is {party}"
-        return _Inconsistency(FILE_NAME, "of another run", recorded_lines, None, detail)
+        return _Inconsistency(AUDIT_LOG_NAME, "of another run", recorded_lines, None, detail)
     if checkpoint is None:
         if not (log_summary.agreed or log_summary.counters):
             return None  # the process was killed before its first session
         checkpoint_path = log_summary.path.parent / COUNTER_CHECKPOINT
         detail = f"{checkpoint_path} is missing, which says how many lines it had"
-        return _Inconsistency(FILE_NAME, "unreadable", recorded_lines, None, detail)
+        return _Inconsistency(AUDIT_LOG_NAME, "unreadable", recorded_lines, None, detail)
     if log_summary.lines < recorded_lines.number:
         return _Inconsistency(
-            FILE_NAME, "lower", recorded_lines, Count(log_summary.lines, _NO_DIGEST, _NO_DIGEST)
+            AUDIT_LOG_NAME,
+            "lower",
+            recorded_lines,
+            Count(log_summary.lines, _NO_DIGEST, _NO_DIGEST),
         )
     is_same = [*hashes_at_checkpoint] == [checkpoint.chain]
-    return None if is_same else _Inconsistency(FILE_NAME, "of another run", recorded_lines, None)
+    return (
+        None if is_same else _Inconsistency(AUDIT_LOG_NAME, "of another run", recorded_lines, None)
+    )
 
 
 def _list_signs_of_use(folder: Path) -> Iterator[Path]:
@@ -565,7 +572,7 @@ def _describe_inconsistency(inconsistency: _Inconsistency) -> str:
     kind = find_counter_kind(inconsistency.file_name)
     # The file without a kind is the audit log.
     counted_items = kind.counted_items if kind else "lines"
-    record_file = FILE_NAME if kind else COUNTER_CHECKPOINT
+    record_file = AUDIT_LOG_NAME if kind else COUNTER_CHECKPOINT
     recorded_text = f"{record_file} notes {inconsistency.recorded.number:,} {counted_items}"
     if inconsistency.kind == "missing":
         return f"is missing, and {recorded_text}"
@@ -632,7 +639,7 @@ class Restart:
         identity_by_peer: public identity (hex) of each peer in the audit log, by name.
     """
 
-    log_entry: Restarted
+    log_entry: RestartLine
     renamed_file: Path | None
     other_counters: CounterFiles
     identity_by_peer: Mapping[str, str]
@@ -661,17 +668,17 @@ def restart_counter(folder: Path, file_name: str, *, party: str, now: float) -> 
         ConfigError: no counter has that name, or its file is as recorded.
         CheckpointError: the audit log has a fault, so that it must be restarted first.
     """
-    if file_name != FILE_NAME and (
+    if file_name != AUDIT_LOG_NAME and (
         find_counter_kind(file_name) is None or Path(file_name).name != file_name
     ):
         known_patterns = ", ".join(kind.file_pattern for kind in COUNTERS)
         raise ConfigError(
-            f"{file_name!r} is no counter; counters are {FILE_NAME}, {known_patterns}"
+            f"{file_name!r} is no counter; counters are {AUDIT_LOG_NAME}, {known_patterns}"
         )
     recorded_counters = _load_recorded_counters(folder, party)
     inconsistency = recorded_counters.log_inconsistency
     count_by_file = recorded_counters.count_by_file
-    if file_name != FILE_NAME:
+    if file_name != AUDIT_LOG_NAME:
         if inconsistency is not None:
             raise _make_inconsistency_error(folder, party, inconsistency)
         count = count_by_file.get(file_name)
@@ -688,7 +695,7 @@ def restart_counter(folder: Path, file_name: str, *, party: str, now: float) -> 
     if not is_older_copy and os.path.lexists(folder / file_name):
         renamed_file = _find_free_name(folder, file_name)
         (folder / file_name).rename(renamed_file)
-    log_entry = Restarted(
+    log_entry = RestartLine(
         at=now,
         counter=file_name,
         why=inconsistency.kind,
@@ -734,7 +741,7 @@ def restart_and_log(folder: Path, file_name: str, *, party: str) -> Restart:
             peer: bytes.fromhex(key) for peer, key in restart.identity_by_peer.items()
         }
         log = AuditLog(
-            folder / FILE_NAME,
+            folder / AUDIT_LOG_NAME,
             party,
             party_folder.load_identity(),
             identity_by_peer,

@@ -25,7 +25,7 @@ from secure_apfed.organisations.counters import (
     open_counters,
 )
 from secure_apfed.organisations.party import PARTY_FILE, PartyFile
-from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, Ended, summarise_log
+from secure_apfed.runs.audit_log import AUDIT_LOG_NAME, AuditLog, ProjectEndLine, summarise_log
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
     FolderInUseError,
@@ -79,7 +79,7 @@ LEFTOVERS: tuple[Leftover, ...] = (
 
 KEPT_REASON_BY_PATTERN: Mapping[str, str] = {
     "contract.json": "what was agreed, with everybody's signature",
-    FILE_NAME: "what was sent and received, signed",
+    AUDIT_LOG_NAME: "what was sent and received, signed",
     COUNTER_CHECKPOINT: "how far the audit log and the counters were",
     "statements.json": "what each party signed that it charged",
     "model.safetensors": "the model of the active, which still predicts alone",
@@ -135,12 +135,12 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
             )
         identity_by_peer = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
         return Owner(file.folder, file.party, identity_by_peer, config)
-    if not (folder / FILE_NAME).exists():
+    if not (folder / AUDIT_LOG_NAME).exists():
         raise ConfigError(
-            f"{folder} holds neither {PARTY_FILE} nor {FILE_NAME}, so nothing says whose it is; "
-            "name the party's file with --config"
+            f"{folder} holds neither {PARTY_FILE} nor {AUDIT_LOG_NAME}, so nothing says whose it "
+            "is; name the party's file with --config"
         )
-    log = summarise_log(folder / FILE_NAME)
+    log = summarise_log(folder / AUDIT_LOG_NAME)
     identity_by_peer = {name: bytes.fromhex(key) for name, key in log.peers.items()}
     return Owner(folder, log.party, identity_by_peer, None)
 
@@ -226,7 +226,7 @@ def end_project(owner: Owner, *, now: float) -> EndPlan:
         is written all the same.
     """
     folder = PartyFolder(owner.folder)
-    log_path = owner.folder / FILE_NAME
+    log_path = owner.folder / AUDIT_LOG_NAME
     if log_path.exists() and log_path.stat().st_size:
         summarise_log(log_path)  # an altered log is refused before anything is deleted
     if not (owner.folder / "identity.pem").is_file():
@@ -326,14 +326,14 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     _sync_folder(owner.folder)
     # Without a digest: the audit log and its second record, which change now, and the secret key,
     # since others read the log.
-    names_without_digest = (FILE_NAME, COUNTER_CHECKPOINT, "identity.pem")
+    names_without_digest = (AUDIT_LOG_NAME, COUNTER_CHECKPOINT, "identity.pem")
     digest_by_kept_file = {
         name: _digest_file(owner.folder / name)
         for name in plan.kept_reason_by_file
         if name not in names_without_digest
     }
     log = AuditLog(
-        owner.folder / FILE_NAME,
+        owner.folder / AUDIT_LOG_NAME,
         owner.party,
         folder.load_identity(),
         owner.identity_by_peer,
@@ -343,7 +343,7 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     )
     with closing(log):
         log.note_end(
-            Ended(
+            ProjectEndLine(
                 at=now,
                 deleted=tuple(deleted_names),
                 kept=digest_by_kept_file,

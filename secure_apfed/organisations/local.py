@@ -61,17 +61,17 @@ from secure_apfed.learning.own_code import (
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.party import PartyFile, Peer, Tls
 from secure_apfed.privacy.ledger import BudgetExhaustedError
-from secure_apfed.runs.audit_log import FILE_NAME
+from secure_apfed.runs.audit_log import AUDIT_LOG_NAME
 from secure_apfed.runs.checkpoint_store import PartyEnd, config_digest
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.outcome import (
     Outcome,
     Privacy,
     Progress,
-    Promised,
     RunResult,
+    StoredGuarantee,
+    compute_guarantees,
     load_outcome,
-    promises_in,
     write_outcome,
 )
 from secure_apfed.runs.past_sessions import load_logged_sessions
@@ -754,7 +754,7 @@ def _gather_results(config: Config, run_folder: RunFolder, active_folder: RunFol
             name: account.model_dump(mode="python")
             for name, account in outcome.contributions.items()
         },
-        promises=promises_in(config, outcome),
+        promises=compute_guarantees(config, outcome),
         stated={
             name: statement.model_dump(mode="python") for name, statement in outcome.stated.items()
         },
@@ -815,8 +815,10 @@ def _combine_outcomes(
         "contributions": {**active_outcome.contributions, **contribution_costs_by_party},
     }
     outcome = active_outcome.model_copy(update=combined_fields)
-    guarantees = promises_in(config, outcome)
-    stored_guarantees = tuple(Promised.model_validate(promise.as_json()) for promise in guarantees)
+    guarantees = compute_guarantees(config, outcome)
+    stored_guarantees = tuple(
+        StoredGuarantee.model_validate(promise.as_json()) for promise in guarantees
+    )
     return outcome.model_copy(update={"promises": stored_guarantees})
 
 
@@ -826,7 +828,7 @@ def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
     If the party did not finish its part, they are read from its audit log.
     """
     if not party.message_flows.exists():
-        return [asdict(flow) for flow in load_logged_sessions(party.path / FILE_NAME).sent]
+        return [asdict(flow) for flow in load_logged_sessions(party.path / AUDIT_LOG_NAME).sent]
     return [
         flow
         for flow in load_json(party.message_flows, list[Any])

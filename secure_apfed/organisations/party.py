@@ -50,7 +50,7 @@ from secure_apfed.networks.models import limit_threads_for
 from secure_apfed.organisations.counters import list_nonzero_counters, open_counters
 from secure_apfed.organisations.own_record import OwnRecord
 from secure_apfed.organisations.revocation import RevocationWatch
-from secure_apfed.runs.audit_log import FILE_NAME, AuditLog
+from secure_apfed.runs.audit_log import AUDIT_LOG_NAME, AuditLog
 from secure_apfed.runs.checkpoint_store import PartyCheckpointStore
 from secure_apfed.runs.folder import (
     PartyFolder,
@@ -794,7 +794,7 @@ def connect_with_audit(
     folder = PartyFolder(file.folder).path
     counters = open_counters(folder, file.party)
     log = AuditLog(
-        folder / FILE_NAME, file.party, identity, identity_by_party, meter, counters=counters
+        folder / AUDIT_LOG_NAME, file.party, identity, identity_by_party, meter, counters=counters
     )
     with closing(log) as open_log:
         identity_by_party[file.party] = identity.public
@@ -865,7 +865,7 @@ def join_session(
         # Peers that restart by themselves are awaited as long as the run's patience allows.
         restart_patience_s = (rules.patience_s or 0.0) if rules.restarts else 0.0
         patient_file = file.model_copy(update={"meet_s": max(file.meet_s, restart_patience_s)})
-        earlier_sessions = load_logged_sessions(folder.path / FILE_NAME)
+        earlier_sessions = load_logged_sessions(folder.path / AUDIT_LOG_NAME)
         identity_by_party, audit_log, own_transport = stack.enter_context(
             connect_with_audit(
                 patient_file, secrets.identity, store.meter, status, connect, earlier_sessions

@@ -129,7 +129,7 @@ _PROTOCOL_OF_SAME_COST = {"circuit_crypten": "circuit"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class TrafficForecast:
     """The approximate messages and bytes of one kind from one party to another in the whole run."""
 
     sender: str
@@ -200,7 +200,7 @@ class Forecast:
     steps: int
     numbers_per_row: int
     wire_bytes: int
-    links: tuple[Link, ...]
+    links: tuple[TrafficForecast, ...]
     seconds: Mapping[PhaseName, float]
     seconds_per_step: float
     figure: str
@@ -858,7 +858,7 @@ def _scale_traffic(
     data: VerticalData,
     *,
     fixed_bytes_by_route: Mapping[_Route, int],
-) -> Iterator[Link]:
+) -> Iterator[TrafficForecast]:
     """Yield the messages and bytes of the run, scaled up from the rehearsal.
 
     Messages of the alignment grow with the number of IDs. Messages of training grow by the factors
@@ -886,7 +886,7 @@ def _scale_traffic(
                 if name in row_count_by_party
             ]
             factor = sum(endpoint_row_counts) / (len(endpoint_row_counts) * rehearsed_row_count)
-        yield Link(
+        yield TrafficForecast(
             sender=flow.sender,
             receiver=flow.receiver,
             kind=flow.kind.value,
@@ -897,7 +897,7 @@ def _scale_traffic(
         factor = scaled_rehearsal.byte_factor
         if flow.kind == Kind.ENCRYPTED_LABELS:
             factor *= scaled_rehearsal.label_byte_factor
-        yield Link(
+        yield TrafficForecast(
             sender=flow.sender,
             receiver=flow.receiver,
             kind=flow.kind.value,
@@ -953,7 +953,7 @@ def _compute_privacy(config: Config) -> PrivacySpent:
 def _find_warnings(
     config: Config,
     rehearsal: "_Rehearsal",
-    traffic: tuple[Link, ...],
+    traffic: tuple[TrafficForecast, ...],
     epsilon: float,
     passive_count: int,
 ) -> Iterator[str]:
@@ -999,7 +999,7 @@ def _find_warnings(
     yield from _warn_of_disk(config, traffic)
 
 
-def _warn_of_disk(config: Config, traffic: tuple[Link, ...]) -> Iterator[str]:
+def _warn_of_disk(config: Config, traffic: tuple[TrafficForecast, ...]) -> Iterator[str]:
     """Yield a warning if the disk is too small for the transcript, which stores messages.
 
     `traffic`: messages and bytes of the run.
@@ -1186,7 +1186,7 @@ class _RehearsalLoop:
         later = sorted(self.seconds[1:])
         return later[len(later) // 2]
 
-    async def finish_epoch(self, *, last: bool) -> None:
+    async def finish_epoch(self, *, is_last: bool) -> None:
         """Measure the time of one evaluation."""
         start_time = time.perf_counter()
         session = self._session

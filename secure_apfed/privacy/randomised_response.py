@@ -32,7 +32,7 @@ __all__ = [
     "MultiStageResponse",
     "NoLabelPrivacy",
     "VoteResponse",
-    "first_epoch_of",
+    "find_first_epoch",
     "make_label_mechanism",
 ]
 
@@ -248,7 +248,7 @@ class LabelResponse(LabelMechanism):
         return torch.from_numpy(np.where(is_replaced, other_labels, labels)).to(labels_N.device)
 
 
-def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
+def find_first_epoch(stage: int, *, stages: int, epochs: int) -> int:
     """Return the first epoch that trains on the labels of this stage; both count from 0.
 
     A label mechanism with several stages randomises disjoint parts of the labels one after the

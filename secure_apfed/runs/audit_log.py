@@ -49,18 +49,18 @@ from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
 from secure_apfed.exchange.status import Meter
 
-FILE_NAME = "audit.log"
+AUDIT_LOG_NAME = "audit.log"
 _MAX_PEERS = 1024
 _MAX_COUNTERS = 4096
-_PURPOSE = b"audit log v1"
-_MAX_LINE = 2**18  # bytes
+_SIGNATURE_PURPOSE = b"audit log v1"
+_MAX_LINE_BYTES = 2**18  # bytes
 _MAX_SIZE = 2**40  # bytes or counts in a field
 _CHAIN_BYTES = 32
 _SHOWN_LETTERS = 80
 # A line is _BEGINNING, the chain hash in hex, _SEPARATOR, and the body from _BODY_START on.
-_BEGINNING = b'{"chain":"'
+_LINE_PREFIX = b'{"chain":"'
 _SEPARATOR = b'",'
-_BODY_START = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_SEPARATOR)
+_BODY_START = len(_LINE_PREFIX) + 2 * _CHAIN_BYTES + len(_SEPARATOR)
 _Hex16: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 CounterName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
 _FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
@@ -69,7 +69,7 @@ _Count: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
 _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Written(BaseModel):
+class _BaseLine(BaseModel):
     """The base of every line.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Written(BaseModel):
     at: float = Field(ge=0)
 
 
-class Opened(_Written):
+class OpeningLine(_BaseLine):
     """A line that says that a process created or continued the log.
 
     Attributes:
@@ -100,7 +100,7 @@ class Opened(_Written):
     cut: _Count = 0
 
 
-class Agreed(_Written):
+class ContractLine(_BaseLine):
     """A line that says that all parties signed the contract of a session.
 
     Attributes:
@@ -115,7 +115,7 @@ class Agreed(_Written):
     resumes: _Number | None = None
 
 
-class Frame(_Written):
+class FrameLine(_BaseLine):
     """A line for an envelope that was sent, or received and decrypted.
 
     Attributes:
@@ -141,7 +141,7 @@ class Frame(_Written):
     figure: ReleaseEpsilonName | None = None
 
 
-class Refused(_Written):
+class RefusalLine(_BaseLine):
     """A line for a frame from `peer` that could not be decrypted or verified; the session ends.
 
     Attributes:
@@ -155,7 +155,7 @@ class Refused(_Written):
     digest: _Hex32
 
 
-class Counted(_Written):
+class CounterLine(_BaseLine):
     """A line with the state of a counter of this party (`secure_apfed.organisations.counters`).
 
     Attributes:
@@ -172,7 +172,7 @@ class Counted(_Written):
     digest: _Hex16
 
 
-class Restarted(_Written):
+class RestartLine(_BaseLine):
     """A line that says that the operator restarted a counter.
 
     The counter's file differed from its state in the log.
@@ -191,7 +191,7 @@ class Restarted(_Written):
     number: _Count
 
 
-class Ended(_Written):
+class ProjectEndLine(_BaseLine):
     """A line that says that the party ended the project in its folder.
 
     Attributes:
@@ -206,20 +206,29 @@ class Ended(_Written):
     counters_are_as_noted: bool
 
 
-class Signed(_Written):
+class SignatureLine(_BaseLine):
     """A line with the party's signature of the chain so far (Ed25519, hex)."""
 
     event: Literal["signed"] = "signed"
     signature: str = Field(pattern="^[0-9a-f]{128}$")
 
 
-Line: TypeAlias = Opened | Agreed | Frame | Refused | Counted | Restarted | Ended | Signed
+LogLine: TypeAlias = (
+    OpeningLine
+    | ContractLine
+    | FrameLine
+    | RefusalLine
+    | CounterLine
+    | RestartLine
+    | ProjectEndLine
+    | SignatureLine
+)
 
 
-_EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
+_EVENTS: TypeAdapter[LogLine] = TypeAdapter(Annotated[LogLine, Field(discriminator="event")])
 
 
-def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
+def _parse_line(body: bytes, *, path: Path, number: int) -> LogLine:
     """Parse a line whose chain hash was verified.
 
     Args:
@@ -268,7 +277,8 @@ class _Chain:
         head: hash of the last line; b"" before the first.
         size: bytes of the lines so far.
         lines: number of the lines so far.
-        torn: an incomplete line at the end, as a killed process leaves it; b"": there is none.
+        incomplete_line: an incomplete line at the end, as a killed process leaves it; b"": there is
+            none.
         ends_in_newline: whether the last line has its newline.
     """
 
@@ -278,17 +288,17 @@ class _Chain:
         self.head = b""
         self.size = 0
         self.lines = 0
-        self.torn = b""
+        self.incomplete_line = b""
         self.ends_in_newline = True
 
-    def encode_line(self, line: Line) -> bytes:
+    def encode_line(self, line: LogLine) -> bytes:
         """Return the bytes of the next line; call `confirm_line` once the file contains it."""
         body = line.model_dump_json(exclude_none=True).encode()[1:]
         return self._make_start(body) + body + b"\n"
 
     def confirm_line(self, line: bytes) -> None:
         """Advance the chain by a line that the file now contains."""
-        chain_hash = line[len(_BEGINNING) : _BODY_START - len(_SEPARATOR)]
+        chain_hash = line[len(_LINE_PREFIX) : _BODY_START - len(_SEPARATOR)]
         self.head = bytes.fromhex(chain_hash.decode())
         self.size += len(line)
         self.lines += 1
@@ -296,19 +306,19 @@ class _Chain:
     def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
         """Read a log and verify its hash chain; yield the part of each line after its chain hash.
 
-        An incomplete line at the end is not yielded, but stored as `torn`.
+        An incomplete line at the end is not yielded, but stored as `incomplete_line`.
 
         Raises CheckpointError: a line is too long, or not chained to the lines before it.
         """
         # One byte more than allowed, so that a line that is too long shows.
-        while line := file.readline(_MAX_LINE + 1):
-            if len(line) > _MAX_LINE:
-                raise self._make_error(f"is longer than {_MAX_LINE} bytes")
+        while line := file.readline(_MAX_LINE_BYTES + 1):
+            if len(line) > _MAX_LINE_BYTES:
+                raise self._make_error(f"is longer than {_MAX_LINE_BYTES} bytes")
             body = line.removesuffix(b"\n")[_BODY_START:]
             if line[:_BODY_START] != self._make_start(body):
-                if not _is_torn(line):
+                if not _may_be_cut_off(line):
                     raise self._make_error("is not chained to what stands before it")
-                self.torn = line
+                self.incomplete_line = line
                 return
             self.confirm_line(line)
             self.ends_in_newline = line.endswith(b"\n")
@@ -317,7 +327,7 @@ class _Chain:
     def _make_start(self, body: bytes) -> bytes:
         """Return the beginning of the next line, with its chain hash, for this body."""
         chain_hash = hashlib.sha256(self.head + body).hexdigest()
-        return _BEGINNING + chain_hash.encode() + _SEPARATOR
+        return _LINE_PREFIX + chain_hash.encode() + _SEPARATOR
 
     def _make_error(self, problem: str) -> CheckpointError:
         """Return the error for a log that was altered after the last verified line.
@@ -331,12 +341,12 @@ class _Chain:
         )
 
 
-def _is_torn(line: bytes) -> bool:
+def _may_be_cut_off(line: bytes) -> bool:
     """Return whether an invalid line may be the beginning of a line that a killed process left.
 
     Otherwise the line was altered.
     """
-    if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+    if line.endswith(b"\n") or not (line.startswith(_LINE_PREFIX) or _LINE_PREFIX.startswith(line)):
         return False
     try:
         # A line that was written completely parses; one that was cut off does not.
@@ -352,7 +362,7 @@ class CounterSource(Protocol):
     def list_changes(self, *, is_before_checkpoint: bool) -> Iterable[tuple[str, int, str, str]]:
         """Return name, number, origin and digest of each counter that changed since the last call.
 
-        The values are explained at `Counted`.
+        The values are explained at `CounterLine`.
 
         Args:
             is_before_checkpoint: whether a checkpoint follows. Some counters are reported only
@@ -416,7 +426,9 @@ class AuditLog:
             public_key = identity.public.hex()
             peer_keys = {name: key.hex() for name, key in peers.items()}
             self._write_line(
-                Opened(at=clock(), party=party, identity=public_key, peers=peer_keys, cut=cut_bytes)
+                OpeningLine(
+                    at=clock(), party=party, identity=public_key, peers=peer_keys, cut=cut_bytes
+                )
             )
             self._log_counters(is_before_checkpoint=True)
             self._sync_checkpoint()
@@ -438,22 +450,22 @@ class AuditLog:
                 if chain.lines > 1:
                     continue  # its chain hash is verified; only the first line names the owner
                 first_line = _parse_line(body, path=self.path, number=1)
-                owner = first_line.party if isinstance(first_line, Opened) else "nobody"
-                if not isinstance(first_line, Opened) or owner != self._party:
+                owner = first_line.party if isinstance(first_line, OpeningLine) else "nobody"
+                if not isinstance(first_line, OpeningLine) or owner != self._party:
                     raise CheckpointError(
                         f"{self.path} is the audit log of {owner}, this party is {self._party}; "
                         "put it back where it belongs, or choose another folder"
                     )
-        if chain.torn:
+        if chain.incomplete_line:
             os.ftruncate(self._file, chain.size)
             warnings.warn(
                 f"{self.path}: its last line was torn when a process was killed; its "
-                f"{len(chain.torn)} bytes are cut off, and the log says so",
+                f"{len(chain.incomplete_line)} bytes are cut off, and the log says so",
                 stacklevel=4,
             )
         elif not chain.ends_in_newline:
             chain.size += os.write(self._file, b"\n")
-        return len(chain.torn)
+        return len(chain.incomplete_line)
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """Log a frame before it is sent; when this returns, the line survives a killed process.
@@ -464,19 +476,19 @@ class AuditLog:
         epsilon = self._get_release_epsilon(envelope.payload)
         figure = None if epsilon is None else self._meter.promise.figure
         fields = {**_describe_envelope(envelope), "epsilon": epsilon, "figure": figure}
-        self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
+        self._write_frame(FrameLine, frame, event="sent", peer=envelope.receiver, **fields)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
         """Log a frame that was received and decrypted."""
         fields = _describe_envelope(envelope)
-        self._write_frame(Frame, frame, event="received", peer=envelope.sender, **fields)
+        self._write_frame(FrameLine, frame, event="received", peer=envelope.sender, **fields)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
         """Log a frame that could not be decrypted or verified."""
-        self._write_frame(Refused, frame, peer=sender)
+        self._write_frame(RefusalLine, frame, peer=sender)
 
     def _write_frame(
-        self, line_type: type[Frame | Refused], frame: bytes, /, **fields: Any
+        self, line_type: type[FrameLine | RefusalLine], frame: bytes, /, **fields: Any
     ) -> None:
         """Write a line for a frame: these fields, and size and digest of the frame.
 
@@ -493,17 +505,17 @@ class AuditLog:
         session = contract.session
         digest = contract.digest.hex()
         self._write_line(
-            Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes)
+            ContractLine(at=self._clock(), session=session, contract=digest, resumes=resumes)
         )
 
-    def note_restart(self, restart: Restarted) -> None:
+    def note_restart(self, restart: RestartLine) -> None:
         """Log that the operator restarted a counter: one of the party's files that count releases.
 
         `restart`: the line, with the count in the log and the count from which it continues.
         """
         self._write_line(restart)
 
-    def note_end(self, end: Ended) -> None:
+    def note_end(self, end: ProjectEndLine) -> None:
         """Log that the party ended the project in its folder."""
         self._write_line(end)
 
@@ -530,8 +542,10 @@ class AuditLog:
             try:
                 self._log_counters(is_before_checkpoint=False)
             finally:
-                signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
-                self._write_line(Signed(at=self._clock(), signature=signature.hex()))
+                signature = self._identity.sign(
+                    _SIGNATURE_PURPOSE, self._party.encode(), self._chain.head
+                )
+                self._write_line(SignatureLine(at=self._clock(), signature=signature.hex()))
                 self._sync_checkpoint()
         finally:
             os.close(self._file)
@@ -548,7 +562,9 @@ class AuditLog:
         )
         for name, number, origin, digest in changes:
             self._write_line(
-                Counted(at=self._clock(), counter=name, number=number, origin=origin, digest=digest)
+                CounterLine(
+                    at=self._clock(), counter=name, number=number, origin=origin, digest=digest
+                )
             )
 
     def _sync_checkpoint(self) -> None:
@@ -573,7 +589,7 @@ class AuditLog:
         epsilon = self._meter.promise.epsilon
         return "inf" if epsilon == float("inf") else epsilon
 
-    def _write_line(self, line: Line) -> None:
+    def _write_line(self, line: LogLine) -> None:
         """Append a line to the file, whole or not at all, and advance the hash chain.
 
         Raises OSError: the line cannot be written.
@@ -594,7 +610,7 @@ def _describe_envelope(envelope: Envelope) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class Flow:
+class LoggedFlow:
     """The number and bytes of the envelopes of one kind to or from one peer, in an audit log.
 
     Attributes:
@@ -612,7 +628,7 @@ class Flow:
 
 
 @dataclass(kw_only=True)
-class Summary:
+class LogSummary:
     """The contents of a log whose chain is intact.
 
     Attributes:
@@ -653,13 +669,13 @@ class Summary:
     unsigned: int = 0
     figure: ReleaseEpsilonName | None = None
     epsilon: float | None = None
-    counters: dict[str, Counted] = field(default_factory=dict)
-    restarts: list[Restarted] = field(default_factory=list)
-    ended: Ended | None = None
-    _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
+    counters: dict[str, CounterLine] = field(default_factory=dict)
+    restarts: list[RestartLine] = field(default_factory=list)
+    ended: ProjectEndLine | None = None
+    _flows: dict[tuple[str, str, Kind | None], LoggedFlow] = field(default_factory=dict, repr=False)
 
     @property
-    def flows(self) -> tuple[Flow, ...]:
+    def flows(self) -> tuple[LoggedFlow, ...]:
         """The messages that were sent, received or refused, by peer, event and kind."""
         return tuple(self._flows.values())
 
@@ -685,7 +701,7 @@ class Summary:
             "ended": self.ended and self.ended.model_dump(mode="json"),
         }
 
-    def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
+    def count_line(self, number: int, line: LogLine, *, chain_before: bytes) -> None:
         """Add a line whose chain hash was verified to the summary.
 
         Args:
@@ -698,24 +714,24 @@ class Summary:
         self.lines = number
         self.last_at = line.at
         self.unsigned += 1
-        if isinstance(line, Opened):
+        if isinstance(line, OpeningLine):
             self._note_opening(number, line)
-        elif isinstance(line, Signed):
+        elif isinstance(line, SignatureLine):
             self._check_signature(number, line, chain_before)
             self.unsigned = 0
-        elif isinstance(line, Frame | Refused):
+        elif isinstance(line, FrameLine | RefusalLine):
             self._count_frame(number, line)
-        elif isinstance(line, Counted):
+        elif isinstance(line, CounterLine):
             self._note_counter(number, line)
-        elif isinstance(line, Restarted):
+        elif isinstance(line, RestartLine):
             self.counters.pop(line.counter, None)
             self.restarts.append(line)
-        elif isinstance(line, Ended):
+        elif isinstance(line, ProjectEndLine):
             self.ended = line
         else:
             self.agreed += 1
 
-    def _note_counter(self, number: int, line: Counted) -> None:
+    def _note_counter(self, number: int, line: CounterLine) -> None:
         """Store a counter's last state.
 
         `number`: number of the line, for the error. Raises CheckpointError: too many counters.
@@ -724,7 +740,7 @@ class Summary:
             raise self._make_error(number, f"names more than {_MAX_COUNTERS} counters in all")
         self.counters[line.counter] = line
 
-    def _note_opening(self, number: int, line: Opened) -> None:
+    def _note_opening(self, number: int, line: OpeningLine) -> None:
         """Store who opened the log, and with which peers.
 
         `number`: number of the line. Raises CheckpointError: another party opened the log before.
@@ -739,7 +755,7 @@ class Summary:
         self.opened += 1
         self.cut += line.cut
 
-    def _count_frame(self, number: int, line: Frame | Refused) -> None:
+    def _count_frame(self, number: int, line: FrameLine | RefusalLine) -> None:
         """Add a frame to the flow of its peer, event and kind.
 
         If it is a release, its epsilon becomes the last one.
@@ -750,18 +766,18 @@ class Summary:
         """
         if line.peer not in self.peers:
             raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
-        kind = line.kind if isinstance(line, Frame) else None
-        if isinstance(line, Frame) and line.epsilon is not None:
+        kind = line.kind if isinstance(line, FrameLine) else None
+        if isinstance(line, FrameLine) and line.epsilon is not None:
             self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
             self.figure = line.figure or "epsilon_x"
         key = line.peer, line.event, kind
         if key not in self._flows and len(self._flows) >= 2 * _MAX_PEERS * len(Kind):
             raise self._make_error(number, f"names more than {_MAX_PEERS} peers in all")
-        flow = self._flows.setdefault(key, Flow(peer=line.peer, event=line.event, kind=kind))
+        flow = self._flows.setdefault(key, LoggedFlow(peer=line.peer, event=line.event, kind=kind))
         flow.envelopes += 1
         flow.size += line.size
 
-    def _check_signature(self, number: int, line: Signed, chain_before: bytes) -> None:
+    def _check_signature(self, number: int, line: SignatureLine, chain_before: bytes) -> None:
         """Verify the owner's signature of the chain so far.
 
         `number`: number of the line, for the error. `chain_before`: hash of the line before, which
@@ -775,7 +791,7 @@ class Summary:
             verify_signature(
                 public_key,
                 signature,
-                _PURPOSE,
+                _SIGNATURE_PURPOSE,
                 self.party.encode(),
                 chain_before,
                 signer=self.party,
@@ -796,7 +812,7 @@ class Summary:
         )
 
 
-def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
+def _iter_log(path: Path, summary: LogSummary | None = None) -> Iterator[tuple[int, LogLine]]:
     """Verify a log line by line; yield the number (from 1) and the content of each line.
 
     `summary`: each line is added to it; None: to a summary that is dropped, since adding also
@@ -804,13 +820,13 @@ def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int,
 
     Raises CheckpointError: the file is no log, or was altered from some line on.
     """
-    summary = Summary(path=path) if summary is None else summary
+    summary = LogSummary(path=path) if summary is None else summary
     chain = _Chain(path)
     with open_plain(path) as file:
         chain_before = b""
         for body in chain.iter_bodies(file):
             line = _parse_line(body, path=path, number=chain.lines)
-            if chain.lines == 1 and not isinstance(line, Opened):
+            if chain.lines == 1 and not isinstance(line, OpeningLine):
                 raise CheckpointError(
                     f"{path}: line 1 does not say whose log it is; it is no audit log, or its "
                     "beginning was removed"
@@ -821,10 +837,10 @@ def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int,
             yield chain.lines, line
     if not chain.lines:
         raise CheckpointError(f"{path}: is empty, or ends before its first line does; no audit log")
-    summary.torn = len(chain.torn)
+    summary.torn = len(chain.incomplete_line)
 
 
-def iter_lines(path: Path) -> Iterator[Line]:
+def iter_lines(path: Path) -> Iterator[LogLine]:
     """Verify a log line by line; yield its parsed lines in order.
 
     Raises CheckpointError: the file is missing, is no log, or was altered from some line on.
@@ -835,20 +851,20 @@ def iter_lines(path: Path) -> Iterator[Line]:
 
 def summarise_log(
     path: Path, *, on_line: Callable[[int, str], None] = lambda line, chain: None
-) -> Summary:
+) -> LogSummary:
     """Verify a log, and return its summary.
 
     `on_line`: called with each line's number and chain hash (hex).
 
     Raises CheckpointError: the file is missing, is no log, or was altered from some line on.
     """
-    summary = Summary(path=path)
+    summary = LogSummary(path=path)
     for number, _ in _iter_log(path, summary):
         on_line(number, summary.head)
     return summary
 
 
-def verify_log(path: Path, *, identity: str | None = None) -> Summary:
+def verify_log(path: Path, *, identity: str | None = None) -> LogSummary:
     """Verify a whole log; return its summary.
 
     Args:
@@ -859,7 +875,7 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
     Raises CheckpointError: the file is missing, is no log, was altered from some line on, or is not
         signed as required.
     """
-    path = path / FILE_NAME if path.is_dir() else path
+    path = path / AUDIT_LOG_NAME if path.is_dir() else path
     summary = summarise_log(path)
     if identity is not None and identity.lower() != summary.identity:
         raise CheckpointError(
@@ -876,7 +892,7 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
+class Disagreement:
     """The first disagreement of two logs about the messages from one party to another.
 
     Attributes:
@@ -894,7 +910,7 @@ class Parting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Direction:
+class DirectionComparison:
     """The comparison of two logs about the messages from one party to another.
 
     Attributes:
@@ -911,15 +927,15 @@ class Direction:
     equal_size: int
     unreceived: int
     unreceived_size: int
-    parting: Parting | None
+    parting: Disagreement | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class LogComparison:
     """The comparison of two logs about the messages in both directions, and each log's summary."""
 
-    logs: tuple[Summary, Summary]
-    directions: tuple[Direction, Direction]
+    logs: tuple[LogSummary, LogSummary]
+    directions: tuple[DirectionComparison, DirectionComparison]
 
     @property
     def agree(self) -> bool:
@@ -935,7 +951,7 @@ class Comparison:
         }
 
 
-def compare_logs(first_path: Path, second_path: Path) -> Comparison:
+def compare_logs(first_path: Path, second_path: Path) -> LogComparison:
     """Verify two parties' logs, and compare their lines about the link between the two parties.
 
     Each path is a log, or a party's folder with its log.
@@ -950,10 +966,10 @@ def compare_logs(first_path: Path, second_path: Path) -> Comparison:
         _compare_direction(first_log, second_log),
         _compare_direction(second_log, first_log),
     )
-    return Comparison(logs=(first_log, second_log), directions=directions)
+    return LogComparison(logs=(first_log, second_log), directions=directions)
 
 
-def _require_peers(log: Summary, other_log: Summary) -> None:
+def _require_peers(log: LogSummary, other_log: LogSummary) -> None:
     """Raise CheckpointError unless the owner of `log` has a link to the owner of `other_log`.
 
     The public key by which it knows that party must be the one that `other_log` names.
@@ -973,7 +989,7 @@ def _require_peers(log: Summary, other_log: Summary) -> None:
         )
 
 
-def _compare_direction(sender_log: Summary, receiver_log: Summary) -> Direction:
+def _compare_direction(sender_log: LogSummary, receiver_log: LogSummary) -> DirectionComparison:
     """Compare the frames that one party sent with the frames that the other received, in order.
 
     Frames are equal if their digests are. The last frames of a session may be missing in the
@@ -1011,7 +1027,7 @@ def _compare_direction(sender_log: Summary, receiver_log: Summary) -> Direction:
         unreceived_count += 1
         unreceived_bytes += next_sent.line.size
         next_sent = next(sent_frames, None)
-    return Direction(
+    return DirectionComparison(
         sender=sender_log.party,
         receiver=receiver_log.party,
         equal=equal_count,
@@ -1033,12 +1049,12 @@ class _LoggedFrame(NamedTuple):
 
     opening: int
     number: int
-    line: Frame | Refused
+    line: FrameLine | RefusalLine
 
 
 def _describe_disagreement(
-    expected: _LoggedFrame | None, received: _LoggedFrame, sender_log: Summary
-) -> Parting:
+    expected: _LoggedFrame | None, received: _LoggedFrame, sender_log: LogSummary
+) -> Disagreement:
     """Return a description of the place where two logs disagree.
 
     Args:
@@ -1048,7 +1064,7 @@ def _describe_disagreement(
     """
     may_have_lost_lines = sender_log.unsigned or sender_log.torn
     explanation = "; a machine that loses power may lose lines" if may_have_lost_lines else ""
-    return Parting(
+    return Disagreement(
         sent_line=expected.number if expected else None,
         sent=_describe_frame(expected.line) if expected else f"nothing more{explanation}",
         received_line=received.number,
@@ -1056,9 +1072,9 @@ def _describe_disagreement(
     )
 
 
-def _describe_frame(line: Frame | Refused) -> str:
+def _describe_frame(line: FrameLine | RefusalLine) -> str:
     """Return a frame's kind, step, number, size and digest in words."""
-    if isinstance(line, Refused):
+    if isinstance(line, RefusalLine):
         description = "a frame that was refused"
     else:
         step = "" if line.step < 0 else f" of step {line.step}"
@@ -1073,7 +1089,9 @@ def _iter_frames(path: Path, peer: str, events: tuple[str, ...]) -> Iterator[_Lo
     """
     session_number = 0
     for number, line in _iter_log(path):
-        if isinstance(line, Opened):
+        if isinstance(line, OpeningLine):
             session_number += 1
-        elif isinstance(line, Frame | Refused) and line.peer == peer and line.event in events:
+        elif (
+            isinstance(line, FrameLine | RefusalLine) and line.peer == peer and line.event in events
+        ):
             yield _LoggedFrame(session_number, number, line)

@@ -35,7 +35,7 @@ from secure_apfed.runs.folder import (
     load_with_checksum,
     save_tensors,
 )
-from secure_apfed.runs.outcome import Contributions, PartyCoefficients, Privacy, Written
+from secure_apfed.runs.outcome import Contributions, PartyCoefficients, Privacy, StoredResult
 from secure_apfed.runs.spending import ReleaseMeter, find_worst_spent
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
@@ -47,7 +47,7 @@ _IDS_AT_ONCE = 2**16
 _ROW_TENSOR_PREFIXES = ("allowance.", "guard.", "pseudo_labels.")
 
 
-class PartyEnd(Written):
+class PartyEnd(StoredResult):
     """The contents of `ended.json`, which a party writes when its part of a run ends.
 
     Attributes:

@@ -18,7 +18,7 @@ from secure_apfed.data.catalogue import check_data, party_names
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.methods import Role
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.outcome import Written
+from secure_apfed.runs.outcome import StoredResult
 from secure_apfed.settings.data import TABLES
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -26,7 +26,7 @@ Scores = Mapping[str, Mapping[str, float]]
 one party's columns are comparable."""
 
 
-class _PartyScores(Written):
+class _PartyScores(StoredResult):
     """The scores of one party's columns, as stored in a file."""
 
     party: str

@@ -60,7 +60,7 @@ Count = Annotated[int, Field(ge=0, le=2**31)]
 Epsilon = Annotated[float, BeforeValidator(_parse_epsilon)]
 
 
-class Written(BaseModel):
+class StoredResult(BaseModel):
     """The base of results that a run stores in files.
 
     Unknown fields are ignored, so that a file of a newer version can be read.
@@ -69,7 +69,7 @@ class Written(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Privacy(Written):
+class Privacy(StoredResult):
     """The privacy cost of a run; an epsilon of infinity means no guarantee.
 
     Attributes:
@@ -104,7 +104,7 @@ class Privacy(Written):
         return PrivacySpent(**self.model_dump())
 
 
-class Attendance(Written):
+class Attendance(StoredResult):
     """The passives that stopped answering in the last session.
 
     Attributes:
@@ -116,7 +116,7 @@ class Attendance(Written):
     steps_without_all: int = 0
 
 
-class Contributions(Written):
+class Contributions(StoredResult):
     """The privacy cost of one passive's votes or contributions to sums.
 
     Attributes:
@@ -133,7 +133,7 @@ class Contributions(Written):
     trace: tuple[str, ...] = ()
 
 
-class Promised(Written):
+class StoredGuarantee(StoredResult):
     """A privacy guarantee, as stored for programs (`secure_apfed.settings.promises.Promise`).
 
     Attributes:
@@ -155,7 +155,7 @@ class Promised(Written):
     why: str = ""
 
 
-class Calibration(Written):
+class Calibration(StoredResult):
     """The line that calibrates the log-odds of two classes: slope * log-odds + offset.
 
     Attributes:
@@ -168,7 +168,7 @@ class Calibration(Written):
     offset: float
 
 
-class MeasureInterval(Written):
+class MeasureInterval(StoredResult):
     """A measure of test rows with its 95 % interval over these rows.
 
     Attributes:
@@ -197,7 +197,7 @@ class MeasureInterval(Written):
         return f"{measure.format_value(self.value)} [{ends}]"
 
 
-class Ranking(Written):
+class Ranking(StoredResult):
     """The ranking of test rows: how well it separates the positive one of two classes.
 
     Attributes:
@@ -248,7 +248,7 @@ class Ranking(Written):
         return low is not None and high is not None and low <= self.predicted <= high
 
 
-class Stated(Written):
+class ReportedCosts(StoredResult):
     """The privacy costs that one passive reported with its signature.
 
     Attributes:
@@ -263,7 +263,7 @@ class Stated(Written):
 _MAX_LISTED_COEFFICIENTS = 8  # coefficients in one line
 
 
-class Coefficient(Written):
+class Coefficient(StoredResult):
     """A coefficient of a generalised linear model.
 
     Attributes:
@@ -280,7 +280,7 @@ class Coefficient(Written):
     per_unit: float | None = None
 
 
-class PartyCoefficients(Written):
+class PartyCoefficients(StoredResult):
     """A party's coefficients of a generalised linear model, and the active's intercepts.
 
     Attributes:
@@ -312,7 +312,7 @@ class PartyCoefficients(Written):
         return f"{self.link}: {', '.join(texts)}{omission}"
 
 
-class Outcome(Written):
+class Outcome(StoredResult):
     """The contents of result.json, with the cross-checks of accountants.json if that was written.
 
     Attributes:
@@ -328,7 +328,8 @@ class Outcome(Written):
         apart: whether the parties ran in processes of their own.
         contributions: passive -> privacy cost of its votes or contributions.
         promises: the privacy guarantees of `privacy` and `contributions`, one for each kind of
-            epsilon, for programs; missing in older versions. Readers of folders use `promises_in`.
+            epsilon, for programs; missing in older versions. Readers of folders use
+            `compute_guarantees`.
         stated: passive in its own process -> the privacy costs that it signed; the signatures
             are in `statements.json`.
         agreement: how far the passives' votes agree with the active's labels.
@@ -367,8 +368,8 @@ class Outcome(Written):
     guarantee: str | None = None
     apart: bool = False
     contributions: Mapping[str, Contributions] = {}
-    promises: tuple[Promised, ...] = ()
-    stated: Mapping[str, Stated] = {}
+    promises: tuple[StoredGuarantee, ...] = ()
+    stated: Mapping[str, ReportedCosts] = {}
     agreement: Mapping[str, VoteAgreement] = {}
     help: MeasuredHelp | None = None
     local_models: Mapping[str, tuple[str, ...]] = {}
@@ -395,10 +396,10 @@ class Outcome(Written):
     @property
     def scores(self) -> dict[str, float]:
         """The value of the run's main measure, by inference variant; NaN if undefined."""
-        return scores_of(self.measure, self.accuracy, self.measures)
+        return list_scores(self.measure, self.accuracy, self.measures)
 
 
-def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
+def compute_guarantees(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
     """Return the privacy guarantees of a finished run, by its settings and privacy costs."""
     cost_by_passive = {
         name: contributions.model_dump() for name, contributions in outcome.contributions.items()
@@ -770,7 +771,7 @@ class RunResult:
     @property
     def scores(self) -> dict[str, float]:
         """The value of the run's main measure, by inference variant; NaN if undefined."""
-        return scores_of(self.measure, self.accuracy, self.measures)
+        return list_scores(self.measure, self.accuracy, self.measures)
 
     @property
     def recording(self) -> Recording:
@@ -783,7 +784,7 @@ class RunResult:
         return self.recorded
 
 
-def scores_of(
+def list_scores(
     measure: str, accuracy: Mapping[str, float], measures: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
     """Return the value of one measure by inference variant; NaN if it is undefined.

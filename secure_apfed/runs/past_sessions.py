@@ -17,7 +17,7 @@ from secure_apfed.base.files import load_json, to_json, write_atomically
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Flow, Kind
 from secure_apfed.exchange.links import UNNAMED_SESSION, count_overhead
-from secure_apfed.runs.audit_log import Agreed, Frame, Opened, iter_lines
+from secure_apfed.runs.audit_log import ContractLine, FrameLine, OpeningLine, iter_lines
 
 __all__ = [
     "NO_EARLIER_SESSIONS",
@@ -96,7 +96,7 @@ class _LoggedSession:
             return 0.0
         return max(0.0, self.last_at - self.training_start)
 
-    def add_frame(self, frame: Frame) -> None:
+    def add_frame(self, frame: FrameLine) -> None:
         """Update the session's times and steps by a logged frame; control messages do not count."""
         if frame.kind in _KINDS_WITHOUT_STEP:
             return
@@ -123,7 +123,7 @@ class _RouteTotals:
     wire_bytes: int = 0
     steps: list[int] = field(default_factory=list)
 
-    def add_frame(self, payload_bytes: int, frame: Frame) -> None:
+    def add_frame(self, payload_bytes: int, frame: FrameLine) -> None:
         """Add a logged frame with so many bytes of payload."""
         self.messages += 1
         self.payload_bytes += payload_bytes
@@ -147,15 +147,15 @@ def load_logged_sessions(path: Path) -> PastSessions:
     sessions: list[_LoggedSession] = []
     totals_by_route: dict[tuple[str, str, Kind], _RouteTotals] = {}
     for line in iter_lines(path):
-        if isinstance(line, Opened):
+        if isinstance(line, OpeningLine):
             own_name = line.party
             sessions.append(_LoggedSession())
-        elif isinstance(line, Agreed):
+        elif isinstance(line, ContractLine):
             session_count += 1
             sessions[-1].name = line.session
             sessions[-1].first_step = line.resumes or 0
             sessions[-1].next_step = line.resumes or 0
-        elif isinstance(line, Frame):
+        elif isinstance(line, FrameLine):
             sessions[-1].add_frame(line)
             sender, receiver = (
                 (own_name, line.peer) if line.event == "sent" else (line.peer, own_name)
@@ -176,7 +176,7 @@ def load_logged_sessions(path: Path) -> PastSessions:
     )
 
 
-def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int:
+def _payload_size(frame: FrameLine, sender: str, receiver: str, session: str) -> int:
     """Return the number of bytes of a frame's payload, before encryption.
 
     It is the frame's size without the header and without the overhead of authenticated encryption.

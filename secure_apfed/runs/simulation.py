@@ -97,7 +97,7 @@ def begin_simulation(config: Config, data: VerticalData) -> Simulation:
     active_data = data.select_party(data.active.name)
     assert active_data is not None
     labels = TrainingLabels(config, active_data, key=_NO_KEY)
-    labels.answer_stage(None)  # with the mechanism `none` this sets all true labels
+    labels.randomise_stage(None)  # with the mechanism `none` this sets all true labels
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)

@@ -79,7 +79,9 @@ class ReleaseMeter:
         return self._guarantee
 
 
-def spent_in(session: Session, label_mechanism: LabelMechanism, *, delta: float) -> PrivacySpent:
+def compute_run_cost(
+    session: Session, label_mechanism: LabelMechanism, *, delta: float
+) -> PrivacySpent:
     """Return the privacy cost of the party that spent most.
 
     The costs of private training (DP-SGD) and of the label mechanism are included.
@@ -173,7 +175,7 @@ def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
     return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
 
-def guarantee_text(config: Config, session: Session, label_mechanism: LabelMechanism) -> str:
+def describe_guarantee(config: Config, session: Session, label_mechanism: LabelMechanism) -> str:
     """Return all protections of the run in words: what each covers, and what is not protected.
 
     `label_mechanism`: the run's label mechanism.
@@ -189,7 +191,7 @@ def guarantee_text(config: Config, session: Session, label_mechanism: LabelMecha
             0, contributions_statement(sum_class.leaks.single, is_reproducible=is_reproducible)
         )
     other_guarantees += describe_black_boxes(find_black_boxes(session.contract.passives))
-    return guarantee_of(
+    return join_guarantees(
         learner.guarantee,
         label_mechanism,
         is_training_private=learner.training is not None,
@@ -198,7 +200,7 @@ def guarantee_text(config: Config, session: Session, label_mechanism: LabelMecha
     )
 
 
-def guarantee_of(
+def join_guarantees(
     release_guarantee: str,
     label_mechanism: LabelMechanism,
     *,

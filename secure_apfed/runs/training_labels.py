@@ -31,7 +31,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.learning.descent import ActiveNetworks, Compute, remove_prefix
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Session
-from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
+from secure_apfed.privacy.randomised_response import find_first_epoch, make_label_mechanism
 
 _NOT_RANDOMISED = -1
 _ROWS_AT_ONCE = 1000  # rows of a forward pass
@@ -88,11 +88,11 @@ class TrainingLabels:
         """Return whether the next stage's labels are due after this number of epochs."""
         stages = self.mechanism.stages
         epochs = self._config.train.epochs
-        return self._next_stage < stages and epoch == first_epoch_of(
+        return self._next_stage < stages and epoch == find_first_epoch(
             self._next_stage, stages=stages, epochs=epochs
         )
 
-    def answer_stage(self, networks: ActiveNetworks | None) -> None:
+    def randomise_stage(self, networks: ActiveNetworks | None) -> None:
         """Randomise the labels of the next stage, and store the answers.
 
         The digest of the answers is logged first, if there is a log.
@@ -200,7 +200,7 @@ class TrainingLabels:
         """
         if self.mechanism.unsafe:
             # The mechanism `none` returns the true labels, which no checkpoint stores.
-            self.answer_stage(None)
+            self.randomise_stage(None)
             return
         randomised_labels = tensors.get("answers", torch.empty(0))
         has_right_form = (
@@ -248,7 +248,7 @@ def load_training_labels(
     if state:
         labels.load_tensors(remove_prefix("labels", state.tensors))
     else:
-        labels.answer_stage(None)
+        labels.randomise_stage(None)
     return labels, state
 
 

@@ -60,7 +60,7 @@ from secure_apfed.runs.outcome import (
     write_outcome,
 )
 from secure_apfed.runs.past_sessions import NO_EARLIER_SESSIONS
-from secure_apfed.runs.spending import add_cross_checks, guarantee_text, spent_in
+from secure_apfed.runs.spending import add_cross_checks, compute_run_cost, describe_guarantee
 from secure_apfed.runs.training_labels import TrainingLabels, restore_older_state
 from secure_apfed.runs.weakened_settings import (
     describe_shared_organisations,
@@ -826,7 +826,7 @@ class TrainingLoop:
         """Write the record of messages, if this process has it, and the results."""
         if recording := self._callbacks.build_recording():
             writer.write_recording(recording)
-        guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
+        guarantee = describe_guarantee(self._config, self.session, self._labels.mechanism)
         writer.write_results(
             self.session,
             self._labels.data,
@@ -970,13 +970,13 @@ class TrainingLoop:
         """
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
-    async def finish_epoch(self, *, last: bool) -> None:
+    async def finish_epoch(self, *, is_last: bool) -> None:
         """Evaluate, have all parties save, and write metrics, each if it is due.
 
         A label mechanism with stages randomises labels part by part: if the next stage is due, its
         labels are randomised here, and training goes on with them, too.
 
-        `last`: whether the epoch is the run's last.
+        `is_last`: whether the epoch is the run's last.
 
         Raises PartyBackError: an absent passive is back, so that a new session must begin.
         """
@@ -989,14 +989,14 @@ class TrainingLoop:
         is_evaluation_due = (
             self._finished_epochs % config.evaluate_every == 0 and not config.meets_labels_after
         )
-        should_evaluate = last or is_evaluation_due
+        should_evaluate = is_last or is_evaluation_due
         if should_evaluate:
-            await self._evaluate_model(is_final=last)
+            await self._evaluate_model(is_final=is_last)
         # Labels are randomised only once. A resumed run must not randomise them again, so a
         # checkpoint is saved in the same epoch.
         should_randomise_labels = self._labels.is_due(self._finished_epochs)
         should_save = (
-            last
+            is_last
             or should_randomise_labels
             or self._finished_epochs % self._config.checkpoint_every == 0
         )
@@ -1010,13 +1010,13 @@ class TrainingLoop:
                 self._build_metrics(is_evaluated=should_evaluate), is_saved=should_save
             )
         if should_randomise_labels:
-            self._labels.answer_stage(learner.get_active_networks())
+            self._labels.randomise_stage(learner.get_active_networks())
             data = self._labels.build_data()
             assert data.table.labels is not None
             learner.relabel(data.table.labels, data.train_rows)
         if should_save:
             self._save_checkpoint()
-            if not last:
+            if not is_last:
                 self._readmit_passives(links)
 
     async def _evaluate_model(self, *, is_final: bool) -> None:
@@ -1195,7 +1195,7 @@ class TrainingLoop:
 
     def compute_privacy(self) -> PrivacySpent:
         """Return the active's privacy cost so far, in all sessions."""
-        return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
+        return compute_run_cost(self.session, self._labels.mechanism, delta=self._config.delta)
 
 
 def _find_largest_epsilon(guarantees: Sequence[Promise], figure: str) -> float | None:

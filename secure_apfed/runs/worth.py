@@ -28,7 +28,7 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.measures.intervals import estimate_gain
 from secure_apfed.measures.table import find_measure
 from secure_apfed.methods.terms import make_sum
-from secure_apfed.runs.outcome import Count, RunResult, Written
+from secure_apfed.runs.outcome import Count, RunResult, StoredResult
 from secure_apfed.runs.run import run
 from secure_apfed.settings.run import TranscriptSettings
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class PassiveWorth(Written):
+class PassiveWorth(StoredResult):
     """The worth of one passive in one run: the gain of its model over the model without it.
 
     Attributes:
@@ -63,7 +63,7 @@ class PassiveWorth(Written):
     wire_bytes: int
 
 
-class WhoHelped(Written):
+class WhoHelped(StoredResult):
     """The worth of every passive in one run; the file `who-helped.json`.
 
     Attributes:

@@ -40,9 +40,9 @@ from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.runs import spending
-from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Progress, Promised
+from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Progress, StoredGuarantee
 from secure_apfed.runs.run import run
-from secure_apfed.runs.spending import ReleaseMeter, spent_in
+from secure_apfed.runs.spending import ReleaseMeter, compute_run_cost
 from secure_apfed.settings.promises import (
     FIGURES,
     NOTHING_SENT,
@@ -176,7 +176,7 @@ def iter_json_figures(document: Any, config: Config, name: str = "") -> Iterator
 def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     """Return what people and programs are shown of these accounts: by surface, text or document."""
     labels = make_label_mechanism(config.labels, classes=2)
-    spent = spent_in(session, labels, delta=config.delta)
+    spent = compute_run_cost(session, labels, delta=config.delta)
     accounts = {name: of.summarise_cost() for name, of in session.contribution_ledgers.items()}
     all_promises = promises_of(config, spent, contributions=accounts)
     outcome = Outcome(
@@ -186,7 +186,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
         seconds=1.0,
         privacy=Privacy.from_spent(spent),
         contributions={name: Contributions(**account) for name, account in accounts.items()},
-        promises=tuple(Promised(**promise.as_json()) for promise in all_promises),
+        promises=tuple(StoredGuarantee(**promise.as_json()) for promise in all_promises),
     )
     reported = ReportedRun(
         config=config,

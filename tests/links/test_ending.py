@@ -17,7 +17,7 @@ from secure_apfed.organisations.counters import ANSWER_LOG, CounterFiles, Nothin
 from secure_apfed.organisations.party import PartyFile, ServeSettings
 from secure_apfed.organisations.revocation import RevocationWatch, find_revoked_names
 from secure_apfed.organisations.served import AnswerLog, serve_party
-from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, verify_log
+from secure_apfed.runs.audit_log import AUDIT_LOG_NAME, AuditLog, verify_log
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
     SEALED_PROJECT,
@@ -89,7 +89,7 @@ def shop(here: Organisations) -> Path:
     book.close()
     peers = {name: fresh_identity().public for name in PARTIES if name != "shop"}
     log = AuditLog(
-        home / FILE_NAME,
+        home / AUDIT_LOG_NAME,
         "shop",
         PartyFolder(home).load_identity(),
         peers,
@@ -113,7 +113,7 @@ def test_an_end_shows_first_what_it_would_delete(
     named = [each["file"] for each in said["deletes"]]
     assert named[:2] == ["joint.safetensors", ANSWER_LOG]
     assert set(named) == {*SECRETS, "alignment", ANSWER_LOG}
-    assert {"contract.json", FILE_NAME, "statements.json", "model.json"} <= set(said["keeps"])
+    assert {"contract.json", AUDIT_LOG_NAME, "statements.json", "model.json"} <= set(said["keeps"])
     assert execute(["project", "end", str(shop)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Nothing was deleted. To end the project here, say the same with --yes." in out
@@ -139,12 +139,12 @@ def test_an_end_deletes_signs_and_is_done_once(
     assert shown["ended"]["deleted"][0] == "joint.safetensors"
     assert execute(["audit-log", "verify", str(shop)]) == 0
     assert "project ended" in capsys.readouterr().out
-    log = (shop / FILE_NAME).read_bytes()
+    log = (shop / AUDIT_LOG_NAME).read_bytes()
     again = run_as_json(capsys, "project", "end", shop, "--yes")
     assert (again["deletes"], again["ended_at"]) == ([], summary.ended.at)
     assert execute(["project", "end", str(shop), "--yes"]) == 0
     assert "there is nothing to do" in " ".join(capsys.readouterr().err.split())
-    assert (shop / FILE_NAME).read_bytes() == log
+    assert (shop / AUDIT_LOG_NAME).read_bytes() == log
     (shop / "joint.safetensors").write_bytes(b"put back from a copy")
     assert (
         run_as_json(capsys, "project", "end", shop, "--yes")["deletes"][0]["file"]
@@ -236,7 +236,7 @@ def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.M
 
 
 def alter_audit_log(folder: Path) -> None:
-    path = folder / FILE_NAME
+    path = folder / AUDIT_LOG_NAME
     path.write_bytes(path.read_bytes().replace(b"opened", b"0pened", 1))
 
 

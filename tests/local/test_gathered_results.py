@@ -15,8 +15,8 @@ from secure_apfed.runs.outcome import (
     Outcome,
     PartyCoefficients,
     Ranking,
+    ReportedCosts,
     RunResult,
-    Stated,
     load_outcome,
     write_outcome,
 )
@@ -49,7 +49,7 @@ NONE_OF_THIS_RUN: dict[str, Any] = {
     "help": MeasuredHelp(
         row_count=9, gain=0.1, standard_error=0.05, vote_accuracy=0.9, local_accuracy=0.8
     ),
-    "stated": {"passive-1": Stated(step=3)},
+    "stated": {"passive-1": ReportedCosts(step=3)},
     "contributions": {"passive-1": {"epsilon": 2.0, "delta": 1e-5, "releases": 3}},
 }
 """Values of fields that a small run leaves as they are by default."""

@@ -18,7 +18,7 @@ from secure_apfed.cli import execute
 from secure_apfed.commands.apart import _describe_ending
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.runs.audit_log import AuditLog, Parting, compare_logs, verify_log
+from secure_apfed.runs.audit_log import AuditLog, Disagreement, compare_logs, verify_log
 from secure_apfed.settings.promises import Promise
 from tests.memory import trace_memory
 from tests.secure_apfed.seats import seal_all
@@ -100,7 +100,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def parting(one: Path, other: Path) -> Parting:
+def parting(one: Path, other: Path) -> Disagreement:
     """Return where what the first log says it sent and what the second received part."""
     found = compare_logs(one, other).directions[0].parting
     assert found is not None

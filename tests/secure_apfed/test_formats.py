@@ -25,7 +25,7 @@ from secure_apfed.runs import checkpoint_store
 from secure_apfed.runs.active_model import load_model, predict_file
 from secure_apfed.runs.audit_log import verify_log
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract, load_with_checksum
-from secure_apfed.runs.outcome import load_recording, promises_in
+from secure_apfed.runs.outcome import compute_guarantees, load_recording
 from tests.secure_apfed.stored_formats import FILES, NUMBERS, STORED, fields_of, format_of
 
 NEWER = 1_000_000
@@ -64,7 +64,7 @@ def test_a_stored_run_is_reported(number: int, run: str, monkeypatch: pytest.Mon
     monkeypatch.chdir(STORED / str(number))
     reported = load_run(STORED / str(number) / run)
     assert reported.outcome.wire_bytes == sum(flow.wire_bytes for flow in reported.flows)
-    assert promises_in(reported.config, reported.outcome)
+    assert compute_guarantees(reported.config, reported.outcome)
     assert (reported.outcome.sessions, reported.outcome.steps) in ((1, None), (1, 6))
 
 

@@ -13,7 +13,7 @@ from apfed_protocols.seal import fresh_identity
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Flow, Kind, StatusTracker
 from secure_apfed.organisations.own_record import OwnRecord
-from secure_apfed.runs.audit_log import Agreed, AuditLog
+from secure_apfed.runs.audit_log import AuditLog, ContractLine
 from secure_apfed.runs.past_sessions import PastSessions, load_logged_sessions, load_session_totals
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupt_run, small_config
@@ -111,7 +111,7 @@ def log_of(path: Path, openings: list[list[tuple[float, Any]]]) -> Path:
         )
         for at, line in lines:
             clock[0] = at
-            if isinstance(line, Agreed):
+            if isinstance(line, ContractLine):
                 log._write_line(line.model_copy(update={"at": at}))
             elif line is not None:
                 log.observe_outgoing(line, b"x" * (line.step + 200))
@@ -130,8 +130,8 @@ def envelope(kind: Kind, step: int, session: str = "s") -> Envelope:
     )
 
 
-def make_agreed(resumes: int | None) -> Agreed:
-    return Agreed(at=0, session="s", contract="0" * 64, resumes=resumes)
+def make_agreed(resumes: int | None) -> ContractLine:
+    return ContractLine(at=0, session="s", contract="0" * 64, resumes=resumes)
 
 
 def test_sessions_steps_and_seconds_of_a_log_add_up(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from secure_apfed.privacy.randomised_response import (
     NoLabelPrivacy,
 )
 from secure_apfed.privacy.randomised_response import make_label_mechanism as make
-from secure_apfed.runs.spending import LABEL_ASSUMPTIONS, guarantee_of
+from secure_apfed.runs.spending import LABEL_ASSUMPTIONS, join_guarantees
 from secure_apfed.settings.privacy import LabelSettings
 
 KEY = bytes(range(32))
@@ -269,9 +269,9 @@ def test_a_prior_of_another_shape_is_refused(shaped: torch.Tensor) -> None:
 
 
 def test_what_is_said_of_labels_without_label_dp() -> None:
-    assert guarantee_of(RELEASED, NONE, is_training_private=False) == f"{RELEASED}; no label DP"
-    assert guarantee_of(NOTHING_RELEASED, NONE, is_training_private=False) == NOTHING_RELEASED
-    assert guarantee_of("private training", NONE, is_training_private=True) == "private training"
+    assert join_guarantees(RELEASED, NONE, is_training_private=False) == f"{RELEASED}; no label DP"
+    assert join_guarantees(NOTHING_RELEASED, NONE, is_training_private=False) == NOTHING_RELEASED
+    assert join_guarantees("private training", NONE, is_training_private=True) == "private training"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_what_is_said_of_labels_without_label_dp() -> None:
     [*product([RELEASED, NOTHING_RELEASED], (False, True), (False, True))],
 )
 def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seeded: bool) -> None:
-    told = guarantee_of(released, RESPONSE, is_training_private=private, is_reproducible=seeded)
+    told = join_guarantees(released, RESPONSE, is_training_private=private, is_reproducible=seeded)
     assert told.startswith(f"{released}; label DP, epsilon_y 1, delta 0")
     assert LABEL_ASSUMPTIONS in told
     assert "no label DP" not in told

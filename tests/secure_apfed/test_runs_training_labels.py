@@ -24,7 +24,7 @@ from secure_apfed.methods import METHODS, ActiveRole, Method, PartyContext
 from secure_apfed.privacy.randomised_response import (
     LabelResponse,
     MultiStageResponse,
-    first_epoch_of,
+    find_first_epoch,
 )
 from secure_apfed.runs.folder import load_with_checksum, save_tensors, write_with_checksum
 from secure_apfed.runs.run import run
@@ -197,19 +197,19 @@ def test_stages_begin_at_even_spans_where_epochs_and_a_model_allow_them() -> Non
 
 @pytest.mark.parametrize(("stages", "first"), [(2, [0, 2]), (3, [0, 1, 2]), (4, [0, 1, 2, 3])])
 def test_stages_begin_at_even_spans(stages: int, first: list[int]) -> None:
-    starts = [first_epoch_of(stage, stages=stages, epochs=4) for stage in range(stages)]
+    starts = [find_first_epoch(stage, stages=stages, epochs=4) for stage in range(stages)]
     assert starts == first
 
 
 def test_a_model_that_diverged_gives_no_prior() -> None:
     config = config_of("single_view", labels=STAGES)
     labels = TrainingLabels(config, load_active_data(config), key=KEY)
-    labels.answer_stage(None)
+    labels.randomise_stage(None)
     broken = torch.nn.Linear(10, 2)
     torch.nn.init.constant_(broken.weight, float("nan"))
     networks = type("Networks", (), {"encoder": torch.nn.Identity(), "head": broken})()
     with pytest.raises(ModelError, match="gives no probabilities"):
-        labels.answer_stage(networks)
+        labels.randomise_stage(networks)
 
 
 @pytest.mark.sampled(every=2)
@@ -240,7 +240,7 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(altered: bool, tmp_p
 def test_answers_that_are_not_of_this_run_are_refused() -> None:
     config = config_of(labels=STAGES)
     labels = TrainingLabels(config, load_active_data(config), key=KEY)
-    labels.answer_stage(None)
+    labels.randomise_stage(None)
     good = labels.tensors()["answers"].clone()
     of_no_class = good.where(good < 0, 2)
     torn = good.clone()
@@ -261,7 +261,7 @@ def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: b
     held = load_active_data(config)
     for at in range(100):
         labels = TrainingLabels(config, held, key=at.to_bytes(32, "big"))
-        labels.answer_stage(None)
+        labels.randomise_stage(None)
         given = labels.build_data().table.labels
         assert given is not None
         for label in (0, 1):

@@ -21,17 +21,17 @@ from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 from secure_apfed.methods.charged import Statement
-from secure_apfed.runs.audit_log import FILE_NAME, Summary, verify_log
+from secure_apfed.runs.audit_log import AUDIT_LOG_NAME, LogSummary, verify_log
 from secure_apfed.runs.checkpoint_store import PartyEnd
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract
-from secure_apfed.runs.outcome import Outcome, Written, load_common_people
+from secure_apfed.runs.outcome import Outcome, StoredResult, load_common_people
 from secure_apfed.settings.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
 
 _REASON_TO_KEEP_BY_FILE: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
     "contract.json": "always: what all parties signed",
     "statements.json": "always: what the passives signed that they charged",
-    FILE_NAME: "as long as anybody may ask what was sent",
+    AUDIT_LOG_NAME: "as long as anybody may ask what was sent",
     "counters.json": "as long as the audit log, which is believed only with it",
     "ledger-*.jsonl": "as long as its people count on the epsilon: what was spent stands there",
     "answers-*.jsonl": "as the ledgers: how often each row was answered",
@@ -56,7 +56,7 @@ class OwnSide:
 
     path: Path
     end: PartyEnd
-    log: Summary | None
+    log: LogSummary | None
     broken: str = ""
 
     @property
@@ -74,7 +74,7 @@ class OwnSide:
             return None
         log = None
         log_error = "there is none"
-        if (path / FILE_NAME).is_file():
+        if (path / AUDIT_LOG_NAME).is_file():
             try:
                 log = verify_log(path)
             except CheckpointError as error:
@@ -135,7 +135,7 @@ class OwnSide:
         return tuple(map(promise_of_account, spent_by_epsilon))
 
 
-class _StoredContract(Written):
+class _StoredContract(StoredResult):
     """The file of a run's contract: what all parties signed, and its hash."""
 
     document: Contract

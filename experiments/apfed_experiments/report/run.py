@@ -22,7 +22,7 @@ from secure_apfed.measures.table import MEASURES, Scored, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, load_contract, load_scores
-from secure_apfed.runs.outcome import Written, scores_of
+from secure_apfed.runs.outcome import StoredResult, list_scores
 
 _FALSE_ALARM_RATE = 0.01
 # Probability that the audit of a report contradicts a true claim: small, since reports are many.
@@ -31,7 +31,7 @@ _AUDIT_ERROR_RATE = 1e-6
 _MAX_AUDITED_RELEASES = 1000
 
 
-class EpochMetrics(Written):
+class EpochMetrics(StoredResult):
     """A line of the run's metrics file.
 
     Attributes:
@@ -52,23 +52,23 @@ class EpochMetrics(Written):
 
     def get_scores(self, measure: str) -> dict[str, float]:
         """Return one measure by mode of inference; empty if the epoch was not evaluated."""
-        return scores_of(measure, self.accuracy or {}, self.measures or {})
+        return list_scores(measure, self.accuracy or {}, self.measures or {})
 
 
-class _Participant(Written):
+class _Participant(StoredResult):
     """A party of a contract, as far as a report needs it."""
 
     name: str
     role: Role
 
 
-class _Document(Written):
+class _Document(StoredResult):
     """The text of a contract, as far as a report needs it."""
 
     participants: tuple[_Participant, ...]
 
 
-class _Contract(Written):
+class _Contract(StoredResult):
     """The file of a run's contract: its text and hash."""
 
     document: _Document
