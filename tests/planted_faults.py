@@ -30,14 +30,14 @@ mask_of_any_shape: test_sums_masked.py
 +keystream_chunks(seed, b"mask", binding_digest, length
 key_after_refusal: test_sums_hostile.py
     After a refused sum the active keeps the key from which its seeds come again.
--        self._seeds = {}
--        self._key = None
-+        self._seeds = {}
+-        self._seed_by_peer = {}
+-        self._own_key = None
++        self._seed_by_peer = {}
 --- protocols/apfed_protocols/sums/fixed_point.py
 range_without_noise: test_sums_noise.py
     Rings and slots are sized without the noise's tail: large sums wrap around.
--return self.levels + largest_noise(self.noise)
-+return self.levels
+-return self.max_level + largest_noise(self.noise)
++return self.max_level
 --- protocols/apfed_protocols/sums/frames.py
 step_used_again: test_sums_contract.py
     A step is answered twice under one mask: the difference of two answers is bare.
@@ -50,7 +50,7 @@ bytes_after_the_last_blob: test_sums_frame.py
 --- protocols/apfed_protocols/sums/recoverable.py
 answer_for_too_few: test_sums_recovery.py
     A passive gives its share where an aggregator counts it alone.
--if strangers or self.me not in counted or len(counted) < self._frames.least:
+-if strangers or self.me not in counted or len(counted) < self._frames.min_contributors:
 +if strangers or self.me not in counted:
 --- protocols/apfed_protocols/seal.py
 one_key_for_both_ways: test_seal.py

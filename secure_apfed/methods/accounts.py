@@ -140,7 +140,7 @@ def _calibrate_steps(
     assert noise.sigma is not None
     quantiser = _make_quantiser(config)
     # Rounded up, so that the noise is never below sigma.
-    steps = math.ceil(noise.sigma / quantiser.clip_norm * quantiser.levels)
+    steps = math.ceil(noise.sigma / quantiser.clip_norm * quantiser.max_level)
     if steps > MAX_DEVIATION:
         raise ConfigError(
             f"secure_sum.noise.sigma: {noise.sigma:g} is {steps} steps of fixed point, more than "
@@ -173,13 +173,13 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
     row_size = math.prod(shape)
     if config.method.vote_protocol:
         return compute_distance_in_steps(
-            steps=quantiser.levels / quantiser.clip_norm,
+            steps=quantiser.max_level / quantiser.clip_norm,
             numbers=row_size,
             signed=config.method.has_signed_votes,
         )
     if config.method.has_representation_sum:
         return sensitivity_in_steps(
-            steps_in_clip=quantiser.levels, columns=row_size, rows_per_person=1
+            steps_in_clip=quantiser.max_level, columns=row_size, rows_per_person=1
         )
     defence_kinds = (DEFENCES[choice.kind] for choice in config.defences)
     # A defence reads the whole batch, so it may mix rows.
@@ -191,7 +191,7 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
         is_row_wise = OBJECTIVES[objective.name].row_wise
     moved_rows = 1 if is_row_wise and not is_defended else config.train.batch_size
     return sensitivity_in_steps(
-        steps_in_clip=quantiser.levels, columns=row_size, rows_per_person=moved_rows
+        steps_in_clip=quantiser.max_level, columns=row_size, rows_per_person=moved_rows
     )
 
 
@@ -202,4 +202,6 @@ def _make_quantiser(config: RunSettings) -> FixedPoint:
     """
     clip = find_clip(config)
     assert clip is not None
-    return FixedPoint(clip_norm=clip, bits=config.secure_sum.bits or USUAL_BITS, contributors=1)
+    return FixedPoint(
+        clip_norm=clip, bits=config.secure_sum.bits or USUAL_BITS, contributor_count=1
+    )

@@ -370,8 +370,8 @@ class PassiveSum:
             )
         # The party's own record is in real numbers, noise included.
         if self._record_contribution is not None:
-            fixed_point = self.contributor.described.fixed_point
-            step_size = fixed_point.clip_norm / fixed_point.levels
+            fixed_point = self.contributor.secure_sum.fixed_point
+            step_size = fixed_point.clip_norm / fixed_point.max_level
             noise = 0.0 if noise_BD is None else noise_BD * step_size
             noised_BD = torch.from_numpy(np.asarray(values_BD + noise, dtype=np.float32))
             self._record_contribution(admitted.step, admitted.counted_rows, noised_BD)

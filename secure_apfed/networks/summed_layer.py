@@ -74,7 +74,7 @@ class SummedLinear(nn.Module):
         super().__init__()
         _check_sizes(layer, sizes, add)
         self.add = add
-        self.receiver = add.described.agreement.receiver
+        self.receiver = add.secure_sum.agreement.receiver
         self.sizes = dict(sizes)
         blocks = layer.weight.detach().split([*sizes.values()], dim=1)
         layers = {name: _make_layer(block) for name, block in zip(sizes, blocks, strict=True)}
@@ -160,7 +160,7 @@ def _check_sizes(layer: object, sizes: Mapping[str, int], add: object) -> None:
         raise LocalProtocolError(
             f"SummedLinear: expected what secure_sum(...) returned, got {type(add).__name__}"
         )
-    agreement = add.described.agreement
+    agreement = add.secure_sum.agreement
     if {*sizes} - {agreement.receiver} != {*agreement.contributors}:
         raise LocalProtocolError(
             f"SummedLinear: the sum adds {', '.join(agreement.contributors)} for "

@@ -615,7 +615,7 @@ class PrivateContributions(_ChargedAccount):
             self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **counts_by_name
         )
         # The number of steps in the clip depends on the bits alone, so any clip will do here.
-        steps_in_clip = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
+        steps_in_clip = FixedPoint(clip_norm=1.0, bits=bits, contributor_count=1).max_level
         sensitivity = under_sum.sensitivity_in_steps(
             steps_in_clip=steps_in_clip, columns=numbers, rows_per_person=moved
         )

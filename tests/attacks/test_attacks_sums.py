@@ -136,7 +136,7 @@ def frame_of(values: np.ndarray[Any, Any], name: str) -> Frame:
     return Frame(
         kind=FrameKind.CONTRIBUTION,
         name=name,
-        party=0,
+        index_or_count=0,
         step=1,
         rows=len(values),
         columns=values.shape[1],

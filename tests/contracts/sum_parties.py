@@ -244,9 +244,9 @@ def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) ->
     described = played.sum
     assert isinstance(described, BfvSum)
     residues = described.cipher.residues
-    degree = described.packing.slots
-    last = described.packing.count_last_slots(1)
-    step = residues.modulus >> described.headroom.bits
+    degree = described.packing.slots_per_vector
+    last = described.packing.count_slots_sent_in_last(1)
+    step = residues.modulus >> described.parameters.scale_or_modulus_bits
     small = step // 4
     near = step // 2 - step // 8
 
@@ -275,11 +275,11 @@ def _secrets_of(thing: Any) -> Iterator[bytes]:
     if isinstance(thing, RunKey):
         yield vars(thing)["_private"].private_bytes_raw()
     elif isinstance(thing, StepKeys):
-        yield thing.seed
+        yield thing.self_mask_seed
     elif isinstance(thing, PairwiseSeeds):
-        yield from vars(thing).get("_seeds", {}).values()
+        yield from vars(thing).get("_seed_by_peer", {}).values()
     elif isinstance(thing, CryptenContributor):
-        yield vars(thing)["_secret"]
+        yield vars(thing)["_share_secret"]
 
 
 class SealKeys:

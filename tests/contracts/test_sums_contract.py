@@ -546,7 +546,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "a sum of {name}, expected a request": {"kind": FrameKind.SUM},
     "a request of plain, expected a request of {name}": {"name": "plain"},
     "uses other parameters": {"fingerprint": bytes(32)},
-    "for contributor 2": {"party": 2},
+    "for contributor 2": {"index_or_count": 2},
 }
 
 

@@ -80,9 +80,9 @@ def test_the_largest_values_and_noise_do_not_leave_the_range(choice: str) -> Non
         for name in played.names
     }
     fixed_point = FixedPoint.from_agreement(played.sum.agreement)
-    assert fixed_point.limit == 3 * (fixed_point.levels + most)
+    assert fixed_point.max_sum == 3 * (fixed_point.max_level + most)
     total = open_noisy_sum(played, contributions, bound, (6, 1))
-    assert np.array_equal(total, fixed_point.dequantise_sum(np.full((6, 1), fixed_point.limit)))
+    assert np.array_equal(total, fixed_point.dequantise_sum(np.full((6, 1), fixed_point.max_sum)))
 
 
 @exact
@@ -125,8 +125,8 @@ def test_the_plain_sum_of_floating_point_takes_no_noise() -> None:
 @pytest.mark.parametrize("passives", [1, 2, 3, 24, 1024])
 @pytest.mark.parametrize("noise", [0, 1, 1000, MAX_DEVIATION])
 def test_a_field_holds_any_sum(bits: int, passives: int, noise: int) -> None:
-    fixed_point = FixedPoint(clip_norm=1.0, bits=bits, contributors=passives, noise=noise)
-    assert fixed_point.limit < 2 ** (fixed_point.field_bits - 1)
+    fixed_point = FixedPoint(clip_norm=1.0, bits=bits, contributor_count=passives, noise=noise)
+    assert fixed_point.max_sum < 2 ** (fixed_point.field_bits - 1)
     assert fixed_point.field_bits < 64, "CrypTen's ring holds it"
     if not noise:
         assert fixed_point.field_bits == bits + (passives - 1).bit_length()
@@ -134,12 +134,12 @@ def test_a_field_holds_any_sum(bits: int, passives: int, noise: int) -> None:
 
 @pytest.mark.parametrize("solve", [solve_ckks, solve_bfv])
 def test_headroom_counts_the_tail(solve: Any) -> None:
-    quiet = FixedPoint(clip_norm=1.0, bits=16, contributors=3)
-    loud = replace(quiet, noise=100 * quiet.levels)
-    assert solve(quiet).packing.fields == 2
+    quiet = FixedPoint(clip_norm=1.0, bits=16, contributor_count=3)
+    loud = replace(quiet, noise=100 * quiet.max_level)
+    assert solve(quiet).packing.fields_per_slot == 2
     packing = solve(loud).packing
-    assert packing.fields == 1
-    assert loud.limit < 2 ** (packing.field_bits - 1)
+    assert packing.fields_per_slot == 1
+    assert loud.max_sum < 2 ** (packing.field_bits - 1)
 
 
 def test_noise_beyond_the_ring_is_refused() -> None:
@@ -148,7 +148,9 @@ def test_noise_beyond_the_ring_is_refused() -> None:
 
 
 def test_fewer_bits_keep_the_noise_in_units_of_the_clip() -> None:
-    fine = FixedPoint(clip_norm=1.0, bits=16, contributors=3, noise=40_000)
+    fine = FixedPoint(clip_norm=1.0, bits=16, contributor_count=3, noise=40_000)
     coarse = fine.replace_bits(8)
     assert coarse.bits == 8
-    assert 40_000 / 32767 <= coarse.noise / coarse.levels <= 40_000 / 32767 + 1 / coarse.levels
+    assert (
+        40_000 / 32767 <= coarse.noise / coarse.max_level <= 40_000 / 32767 + 1 / coarse.max_level
+    )

@@ -74,7 +74,7 @@ def test_no_key_seed_or_mask_is_sent_shown_logged_or_copied(
     assert not any(mask in wire for mask in masks(played.secrets, sum_parties.binding(1)))
     assert not any(mask in wire for mask in masks(played.secrets, sum_parties.binding(2)))
     if isinstance(played.sum, HomomorphicSum):
-        context = vars(played.roles["active"])["_context"]
+        context = vars(played.roles["active"])["_key_context"]
         assert sum_parties.find_secrets(keys.numbers_of(context.public_key), wire), (
             "the judge reads what SEAL wrote"
         )

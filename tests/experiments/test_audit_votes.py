@@ -84,7 +84,9 @@ def private(kind: type[labellers.PrivateLogistic], key: bytes) -> labellers.Priv
 
 
 def make_noisy_sum(noise: int) -> NoisySum:
-    return NoisySum(point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=noise), honest=2)
+    return NoisySum(
+        point=FixedPoint(clip_norm=1.0, bits=8, contributor_count=3, noise=noise), honest=2
+    )
 
 
 ONE = np.eye(3)[0]

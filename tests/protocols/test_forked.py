@@ -127,7 +127,7 @@ def test_forked_processes_draw_other_numbers() -> None:
         described = make(choice, agreement(2))
         assert isinstance(described, HomomorphicSum)
         context = described.cipher.make_key_pair()
-        zeros = np.zeros((1, described.packing.slots), dtype=np.int64)
+        zeros = np.zeros((1, described.packing.slots_per_vector), dtype=np.int64)
         return lambda: described.cipher.encrypt(context, zeros)[0]
 
     draws: dict[str, Callable[[], bytes]] = {
@@ -136,7 +136,7 @@ def test_forked_processes_draw_other_numbers() -> None:
         "permutation": lambda: random_permutation(100).tobytes(),
         "ternary": lambda: draw_ternary(100).tobytes(),
         "centred binomial": lambda: draw_centred_binomial(100).tobytes(),
-        "shares": lambda: b"".join(split_secret(bytes(16), threshold=2, holders=3)),
+        "shares": lambda: b"".join(split_secret(bytes(16), threshold=2, holder_count=3)),
         "error of ckks": make_encryption("ckks"),
         "error of bfv": make_encryption("bfv"),
     }

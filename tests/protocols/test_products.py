@@ -65,7 +65,7 @@ def test_it_is_close_to_the_real_product() -> None:
     played = ProductParties(agreed)
     rows = matrices(agreed)
     real = sum(rows.values()) @ played.labels
-    opened = played.open_sum(rows) / played.sum.fixed_point.levels
+    opened = played.open_sum(rows) / played.sum.fixed_point.max_level
     assert np.abs(opened - real).max() <= played.sum.compute_rounding_error()
 
 
@@ -89,7 +89,7 @@ def test_the_largest_rows_stay_in_range(single: Any) -> None:
     edge = np.zeros((4, 4))
     edge[0, 0] = 1
     edge[1, 3] = -1
-    edge[2] = 0.25 + 0.5 / played.sum.fixed_point.levels
+    edge[2] = 0.25 + 0.5 / played.sum.fixed_point.max_level
     edge[3] = -edge[2]
     rows = dict.fromkeys(agreed.contributors, edge)
     assert np.array_equal(np.rint(played.open_sum(rows)), played.compute_sum(rows))
@@ -105,7 +105,7 @@ def test_noise_is_added_in_steps() -> None:
         for k, (name, role) in enumerate(played.contributors.items())
     }
     opened = played.receiver.open_block(0, played.aggregator.combine_block(0, answers))
-    steps = np.rint(opened * played.sum.fixed_point.levels)
+    steps = np.rint(opened * played.sum.fixed_point.max_level)
     assert np.array_equal(steps, played.compute_sum(rows) + noise[0] + noise[1])
 
 
@@ -216,7 +216,7 @@ def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
         played = ProductParties(agreed, labels)
         answers = played.answers(0, rows)
         combined = played.aggregator.combine_block(0, answers)
-    opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
+    opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.max_level
     assert np.array_equal(np.rint(opened), played.compute_sum(rows))
     parts = played.receiver.make_request(), answers["passive_1"], combined
     assert hashlib.sha256(b"".join(parts)).hexdigest() == RECORDED[candidates]
@@ -472,7 +472,7 @@ def test_the_bound_of_the_noise_is_real(
     if opens:
         people = played.sum.get_block_people(0)
         expected = played.compute_sum(rows)[people.start : people.stop]
-        opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
+        opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.max_level
         assert np.array_equal(np.rint(opened), expected)
     else:
         with pytest.raises(RemoteProtocolError, match="beyond the range"):

@@ -93,7 +93,9 @@ def test_other_labels_to_other_passives_are_not_added() -> None:
     frame = Frame.parse(answers["passive_2"], sender="passive_2")
     binding = played.sum.make_binding(0, bytes(32))
     alike = {
-        name: replace(Frame.parse(body, sender=name), binding=binding.digest, party=place).pack()
+        name: replace(
+            Frame.parse(body, sender=name), binding=binding.digest, index_or_count=place
+        ).pack()
         for place, (name, body) in enumerate(answers.items())
     }
     combined = Frame.parse(played.aggregator.combine_block(0, alike), sender="aggregator")
@@ -193,7 +195,7 @@ def test_sums_that_were_altered(flipped: Any) -> None:
     frame = Frame.parse(played.aggregator.combine_block(0, answers), sender="aggregator")
     if flipped is None:  # the contribution of one passive alone: its masks remain
         alone = Frame.parse(answers["passive_1"], sender="x")
-        bad = replace(alone, kind=FrameKind.SUM, party=2).pack()
+        bad = replace(alone, kind=FrameKind.SUM, index_or_count=2).pack()
     elif isinstance(flipped, dict):
         blob = bytearray(frame.blobs[0])
         for place, bits in flipped.items():

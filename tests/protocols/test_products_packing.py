@@ -32,7 +32,7 @@ PEOPLE = 2000
 def packing_weights(secure_sum: SumOfProducts) -> NDArray[np.int64]:
     """(n, 1): label j at digit j from the top, modulo t."""
     plain = secure_sum.headroom.plain_bits
-    levels = secure_sum.fixed_point.levels
+    levels = secure_sum.fixed_point.max_level
     inverse = pow(levels, -1, 2**plain)
     places = [plain - DIGIT * (j + 1) for j in range(secure_sum.products.labelled)]
     return np.array([[inverse * 2**place % 2**plain] for place in places])
@@ -252,7 +252,7 @@ def correlation_of(noise: Integers, expected: Floats) -> float:
 
 def guesses(curious: CuriousActive, trials: int) -> tuple[int, float]:
     """Return how often it guesses which of two was multiplied, and the true one's mean score."""
-    options = candidates(curious.played.sum.fixed_point.levels)
+    options = candidates(curious.played.sum.fixed_point.max_level)
     templates = [curious.compute_expected(option) for option in options]
     difference = templates[0] - templates[1]
     right = 0
@@ -282,7 +282,7 @@ def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.Monk
     curious = active(smudged=False, monkeypatch=monkeypatch)
     found = curious.played.sum.headroom
     agreed = curious.played.sum.products
-    first, _ = candidates(curious.played.sum.fixed_point.levels)
+    first, _ = candidates(curious.played.sum.fixed_point.max_level)
     noise = curious.noise(first)
     expected = curious.compute_expected(first)
     rest = (noise - np.rint(expected).astype(np.int64).astype(object)).astype(float)
@@ -300,7 +300,7 @@ def test_two_powers_for_a_class_stay_within_the_bound(monkeypatch: pytest.Monkey
     curious = active(smudged=False, monkeypatch=monkeypatch, candidates=2)
     found = curious.played.sum.headroom
     agreed = curious.played.sum.products
-    first, _ = candidates(curious.played.sum.fixed_point.levels)
+    first, _ = candidates(curious.played.sum.fixed_point.max_level)
     bound = 2 * LARGEST_ERROR * (found.rows * compute_row_limit(agreed) + 2 * found.degree)
     assert bound / 2**16 < np.abs(curious.noise(first)).max() < bound
     assert bound * 2**agreed.security * agreed.people < 2**found.smudging_bits
@@ -311,7 +311,7 @@ def test_the_noise_with_smudging_has_its_scale(
     factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curious = active(smudged=True, monkeypatch=monkeypatch)
-    first, _ = candidates(curious.played.sum.fixed_point.levels)
+    first, _ = candidates(curious.played.sum.fixed_point.max_level)
     width = 2.0**curious.played.sum.headroom.smudging_bits
     places = np.sort((curious.noise(first) / width).astype(float).ravel()) * factor + 0.5
     distance = np.abs(places - (np.arange(places.size) + 0.5) / places.size).max()

@@ -395,7 +395,7 @@ def test_default_bits_are_the_most_at_no_more_bytes(kind: SumName, contributors:
 
     def make(bits: int | None) -> Any:
         try:
-            return secure_sum(kind, names, to="x", by="y", clip=1, bits=bits).described
+            return secure_sum(kind, names, to="x", by="y", clip=1, bits=bits).secure_sum
         except LocalProtocolError:
             return None
 
@@ -415,7 +415,7 @@ def takes_more_bytes(one: SecureSum, other: SecureSum) -> bool:
 
 def test_noise_in_steps_keeps_the_bits_that_its_steps_go_by() -> None:
     session = secure_sum("masked", NAMES, to="x", clip=1, noise=5)
-    assert session.described.agreement.bits == 16
+    assert session.secure_sum.agreement.bits == 16
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "ckks", "bfv"])
@@ -423,7 +423,7 @@ def test_bytes_of_a_value_are_those_that_a_contribution_has(kind: SumName) -> No
     session = secure_sum(kind, NAMES, to="x", by="y", clip=1)
     contributors, _ = session._roles
     body = contributors["a"].contribute(np.zeros((64, 256)))
-    assert len(body) / (64 * 256) == pytest.approx(session.described.value_bytes, rel=0.1)
+    assert len(body) / (64 * 256) == pytest.approx(session.secure_sum.value_bytes, rel=0.1)
 
 
 def test_threads_take_turns_and_a_step_is_used_once() -> None:
@@ -458,7 +458,7 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: SumName, signed: bool, tmp_p
     identities |= {"y": identities["x"]} if signed else {}
     public = {name: held.public for name, held in identities.items()}
     own: dict[str, Any] = {me: {"identity": one, "peers": public} for me, one in identities.items()}
-    apart = session.described.rounds == 1
+    apart = session.secure_sum.rounds == 1
     kept: dict[str, Any] = {name: session.make_contributor(name) for name in NAMES}
     kept = {
         me: ap.suspend_role(role, key, role_log=role_log) if apart else role

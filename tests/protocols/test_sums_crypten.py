@@ -17,7 +17,7 @@ from apfed_protocols.crypten import draw_share
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import CryptenSum, StepBinding
 from apfed_protocols.sums.frames import Frame
-from apfed_protocols.sums.masked import StepSeals
+from apfed_protocols.sums.masked import StepCiphers
 from tests.contracts.hostile import alter_frame, looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 
@@ -29,17 +29,17 @@ def crypten_parties() -> Parties:
     return Parties(CryptenSum(agreement(3)))
 
 
-def seals(played: Parties, name: str) -> StepSeals:
+def seals(played: Parties, name: str) -> StepCiphers:
     """Return what one party seals and opens with."""
     role = played.receiver if name == "active" else played.contributors[name]
-    found: StepSeals = vars(role)["_seals"]
+    found: StepCiphers = vars(role)["_step_ciphers"]
     return found
 
 
-def sealing_again(played: Parties, liar: str) -> StepSeals:
+def sealing_again(played: Parties, liar: str) -> StepCiphers:
     """Return what it seals with, as one that lies has it: the nonce is its own loss."""
     found = seals(played, liar)
-    vars(found)["_last_step"] = dict.fromkeys((*played.names, "active"), -1)
+    vars(found)["_last_step_by_peer"] = dict.fromkeys((*played.names, "active"), -1)
     return found
 
 

@@ -16,7 +16,7 @@ frames = st.builds(
     Frame,
     kind=st.sampled_from(FrameKind),
     name=st.sampled_from(["plain", "bfv + pairwise masks", "thirty-two letters, counted here"]),
-    party=st.integers(0, 2**16 - 1),
+    index_or_count=st.integers(0, 2**16 - 1),
     step=st.integers(0, 2**64 - 1),
     rows=st.integers(0, 2**15),
     columns=st.integers(0, 2**15),
@@ -54,7 +54,7 @@ def test_changed_bytes_parse_canonically_or_are_refused(frame: Frame, data: st.D
 SAMPLE = Frame(
     kind=FrameKind.SUM,
     name="ckks",
-    party=2,
+    index_or_count=2,
     step=1,
     rows=2,
     columns=3,
@@ -100,7 +100,7 @@ def test_a_field_out_of_range_is_our_own_fault() -> None:
     with pytest.raises(LocalProtocolError, match="1 to 32 characters"):
         Frame(**{**vars(SAMPLE), "name": "much too long " * 3}).pack()
     with pytest.raises(LocalProtocolError, match="out of range"):
-        Frame(**{**vars(SAMPLE), "party": 2**16}).pack()
+        Frame(**{**vars(SAMPLE), "index_or_count": 2**16}).pack()
 
 
 def raw_parties() -> Parties:

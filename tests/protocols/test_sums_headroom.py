@@ -22,7 +22,7 @@ from apfed_protocols.sums.homomorphic import (
     ROUNDING_TOLERANCE,
     BfvCipher,
     CkksCipher,
-    Headroom,
+    SchemeParameters,
     compute_fresh_noise,
     compute_fresh_slot_noise,
     compute_slot_noise,
@@ -42,17 +42,21 @@ from apfed_protocols.sums.seal_cipher import (
 
 
 def make_fixed_point(passives: int, bits: int = 16) -> FixedPoint:
-    return FixedPoint(clip_norm=1.0, bits=bits, contributors=passives)
+    return FixedPoint(clip_norm=1.0, bits=bits, contributor_count=passives)
 
 
 def test_the_published_parameters() -> None:
     found = solve_ckks(make_fixed_point(16))
-    assert (found.bits, found.packing.fields, found.packing.field_bits) == (19, 2, 20)
-    assert found.primes == (60, 49)
-    assert solve_ckks(make_fixed_point(8)).primes == (60,)  # the noise fits without the other
-    assert solve_ckks(make_fixed_point(23)).packing.fields == 2
-    assert solve_ckks(make_fixed_point(24)).packing.fields == 1
-    assert solve_bfv(make_fixed_point(65)).packing.fields == 1
+    assert (
+        found.scale_or_modulus_bits,
+        found.packing.fields_per_slot,
+        found.packing.field_bits,
+    ) == (19, 2, 20)
+    assert found.prime_bits == (60, 49)
+    assert solve_ckks(make_fixed_point(8)).prime_bits == (60,)  # the noise fits without the other
+    assert solve_ckks(make_fixed_point(23)).packing.fields_per_slot == 2
+    assert solve_ckks(make_fixed_point(24)).packing.fields_per_slot == 1
+    assert solve_bfv(make_fixed_point(65)).packing.fields_per_slot == 1
 
 
 @pytest.mark.parametrize(
@@ -61,8 +65,8 @@ def test_the_published_parameters() -> None:
 )
 def test_the_published_parameters_of_bfv(passives: int, degree: int, prime: int, bits: int) -> None:
     fast = solve_bfv(make_fixed_point(passives))
-    assert (fast.primes, fast.bits, fast.degree) == ((prime,), bits, degree)
-    assert (fast.packing.fields, fast.packing.slots) == (2, degree)
+    assert (fast.prime_bits, fast.scale_or_modulus_bits, fast.degree) == ((prime,), bits, degree)
+    assert (fast.packing.fields_per_slot, fast.packing.slots_per_vector) == (2, degree)
 
 
 @pytest.mark.parametrize(("passives", "maximum"), [(2, 19), (3, 18), (10, 16)])
@@ -88,8 +92,8 @@ def test_seal_takes_no_larger_modulus_in_a_ring(degree: int, maximum: int) -> No
 def test_the_noise_limit_of_the_smaller_ring_is_real(passives: int, more: int, exact: bool) -> None:
     """The largest numbers decrypt in it; of a plain modulus of four bits more they do not."""
     found = solve_bfv(make_fixed_point(passives))
-    highest = np.full((1, SMALL_DEGREE), 2 ** (found.bits - 1) // passives - 1)
-    cipher = BfvCipher(found.primes, found.bits + more, found.degree)
+    highest = np.full((1, SMALL_DEGREE), 2 ** (found.scale_or_modulus_bits - 1) // passives - 1)
+    cipher = BfvCipher(found.prime_bits, found.scale_or_modulus_bits + more, found.degree)
     keys = cipher.make_key_pair()
     parts = {str(k): cipher.encrypt(keys, highest) for k in range(passives)}
     total = cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
@@ -99,11 +103,11 @@ def test_the_noise_limit_of_the_smaller_ring_is_real(passives: int, more: int, e
 @pytest.mark.parametrize("values", [1, 5, 4080, 4096, 4097])
 def test_only_coefficients_that_hold_numbers_are_sent(values: int) -> None:
     found = solve_bfv(make_fixed_point(2))
-    cipher = BfvCipher(found.primes, found.bits, found.degree)
+    cipher = BfvCipher(found.prime_bits, found.scale_or_modulus_bits, found.degree)
     keys = cipher.make_key_pair()
     numbers = np.arange(values) - 7
     slots_VS = found.packing.pack_fields(numbers)
-    last = found.packing.count_last_slots(values)
+    last = found.packing.count_slots_sent_in_last(values)
     filled = -(-values // 2) - (len(slots_VS) - 1) * SMALL_DEGREE
     assert last == min(SMALL_DEGREE, filled + 8)
     parts = {name: cipher.encrypt(keys, slots_VS, last) for name in "ab"}
@@ -124,39 +128,41 @@ def test_only_coefficients_that_hold_numbers_are_sent(values: int) -> None:
 @pytest.mark.parametrize("bits", [2, 8, 16, 24])
 def test_every_sum_that_is_accepted_has_room(passives: int, bits: int) -> None:
     wanted = make_fixed_point(passives, bits)
-    one = wanted.limit
-    two = wanted.limit * (1 + 2**wanted.field_bits)
+    one = wanted.max_sum
+    two = wanted.max_sum * (1 + 2**wanted.field_bits)
     found = solve_ckks(wanted)
-    peak = two if found.packing.fields == 2 else one
-    assert peak * 2**found.bits < 2 ** (found.primes[0] - 1)
-    assert found.deviation < ROUNDING_TOLERANCE
+    peak = two if found.packing.fields_per_slot == 2 else one
+    assert peak * 2**found.scale_or_modulus_bits < 2 ** (found.prime_bits[0] - 1)
+    assert found.max_slot_error < ROUNDING_TOLERANCE
     found = solve_bfv(wanted)
-    assert 2 * (two if found.packing.fields == 2 else one) < 2**found.bits
+    assert 2 * (two if found.packing.fields_per_slot == 2 else one) < 2**found.scale_or_modulus_bits
     noise = 10 * compute_fresh_noise(passives, found.degree)
-    assert noise * 2 ** (found.bits + 1) < 2 ** found.primes[0]
-    assert sum(found.primes) <= SECURE_MODULUS_BITS[found.degree]
+    assert noise * 2 ** (found.scale_or_modulus_bits + 1) < 2 ** found.prime_bits[0]
+    assert sum(found.prime_bits) <= SECURE_MODULUS_BITS[found.degree]
 
 
 def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
     """The tails of the error's distribution, from the deviation that the solver reports."""
     switched = solve_ckks(make_fixed_point(16))
     fresh = solve_ckks(make_fixed_point(8))
-    assert (len(switched.primes), len(fresh.primes)) == (2, 1)
-    laplace = switched.deviation * 2**switched.bits / compute_slot_noise(16)
+    assert (len(switched.prime_bits), len(fresh.prime_bits)) == (2, 1)
+    laplace = switched.max_slot_error * 2**switched.scale_or_modulus_bits / compute_slot_noise(16)
     assert math.exp(-math.sqrt(2) * laplace) < 2**-40
-    two_products = fresh.deviation * 2**fresh.bits / compute_fresh_slot_noise(8)
+    two_products = (
+        fresh.max_slot_error * 2**fresh.scale_or_modulus_bits / compute_fresh_slot_noise(8)
+    )
     assert (1 + two_products) * math.exp(-2 * two_products) < 2**-40
     found = solve_bfv(make_fixed_point(64))
     deviation = compute_fresh_noise(64)
-    gaussian = 2 ** (found.primes[0] - 1 - found.bits) / deviation
+    gaussian = 2 ** (found.prime_bits[0] - 1 - found.scale_or_modulus_bits) / deviation
     assert math.erfc(gaussian / math.sqrt(2)) < 2**-40
 
 
-def slots_of_sum(found: Headroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
+def slots_of_sum(found: SchemeParameters, slot: int, addends: int = 1) -> NDArray[np.float64]:
     """Add `addends` ciphertexts that hold `slot` everywhere."""
-    cipher = CkksCipher(found.primes, found.bits)
+    cipher = CkksCipher(found.prime_bits, found.scale_or_modulus_bits)
     keys = cipher.make_key_pair()
-    slots = np.full((1, found.packing.slots), slot)
+    slots = np.full((1, found.packing.slots_per_vector), slot)
     parts = {str(k): cipher.encrypt(keys, slots) for k in range(addends)}
     return cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
 
@@ -165,10 +171,12 @@ def test_one_bit_more_scale_wraps_around() -> None:
     """The solver leaves less than one bit of the modulus unused."""
     wanted = make_fixed_point(7)
     found = solve_ckks(wanted)
-    one = wanted.levels * (1 + 2**found.packing.field_bits)
+    one = wanted.max_level * (1 + 2**found.packing.field_bits)
     exact = slots_of_sum(found, one, 7)
-    assert np.array_equal(np.rint(exact), np.full(found.packing.slots, 7.0 * one))
-    wrapped = slots_of_sum(replace(found, bits=found.bits + 1), one, 7)
+    assert np.array_equal(np.rint(exact), np.full(found.packing.slots_per_vector, 7.0 * one))
+    wrapped = slots_of_sum(
+        replace(found, scale_or_modulus_bits=found.scale_or_modulus_bits + 1), one, 7
+    )
     assert np.abs(wrapped - 7 * one).min() > 2**20
 
 
@@ -177,7 +185,9 @@ def test_the_noise_limit_of_the_scale_is_real() -> None:
     found = solve_ckks(make_fixed_point(16))
     slots = slots_of_sum(found, 1, 16)
     assert (round_to_integers(slots, sender="the test") == 16).all()
-    slots = slots_of_sum(replace(found, bits=found.bits - 4), 1, 16)
+    slots = slots_of_sum(
+        replace(found, scale_or_modulus_bits=found.scale_or_modulus_bits - 4), 1, 16
+    )
     with pytest.raises(RemoteProtocolError, match="does not decrypt to integers"):
         round_to_integers(slots, sender="the test")
 
@@ -187,8 +197,8 @@ def test_the_noise_limit_of_the_scale_is_real() -> None:
 )
 def test_the_noise_model_is_the_measured_one(passives: int, model: Callable[[int], float]) -> None:
     found = solve_ckks(make_fixed_point(passives))
-    error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.bits
-    more = (slots_of_sum(found, -7) + 7) * 2.0**found.bits
+    error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.scale_or_modulus_bits
+    more = (slots_of_sum(found, -7) + 7) * 2.0**found.scale_or_modulus_bits
     measured = np.concatenate([error, more]).std() / model(1)
     assert [0.85 < k * measured < 1.15 for k in (1, 2 / 3, 1.5)] == [True, False, False]
 
@@ -208,26 +218,26 @@ def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) ->
     """The solver stays ten deviations below q / 2t; four bits more leave less than one."""
     found = solve_bfv(make_fixed_point(64))
     coefficients = np.random.default_rng(0).integers(-(2**36), 2**36, 4096)
-    total = coefficients_of_sum(found.bits + more, coefficients, 64)
+    total = coefficients_of_sum(found.scale_or_modulus_bits + more, coefficients, 64)
     assert np.array_equal(total, 64 * coefficients) == exact
 
 
 @pytest.mark.parametrize(("bits", "exact"), [(16, True), (17, False)])
 def test_one_bit_more_a_value_wraps_around(bits: int, exact: bool) -> None:
     """64 passives: two fields of 16-bit values just fit; of 17 bits the solver takes one."""
-    plain_bits = solve_bfv(make_fixed_point(64)).bits
+    plain_bits = solve_bfv(make_fixed_point(64)).scale_or_modulus_bits
     assert plain_bits == 44
     wanted = make_fixed_point(64, bits)
-    assert solve_bfv(wanted).packing.fields == (2 if exact else 1)
-    packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
-    highest = packing.pack_fields(np.full(8192, wanted.levels, dtype=np.int64))[0]
+    assert solve_bfv(wanted).packing.fields_per_slot == (2 if exact else 1)
+    packing = Packing(fields_per_slot=2, field_bits=wanted.field_bits, slots_per_vector=4096)
+    highest = packing.pack_fields(np.full(8192, wanted.max_level, dtype=np.int64))[0]
     total = coefficients_of_sum(plain_bits, highest, 64)
-    assert (packing.unpack_fields(total) == 64 * wanted.levels).all() == exact
+    assert (packing.unpack_fields(total) == 64 * wanted.max_level).all() == exact
 
 
 @pytest.mark.parametrize(("solve", "fits"), [(solve_bfv, 32), (solve_ckks, 29)])
 def test_what_does_not_fit_says_what_would(solve: Any, fits: int) -> None:
-    wanted = FixedPoint(clip_norm=1.0, bits=40, contributors=1000)
+    wanted = FixedPoint(clip_norm=1.0, bits=40, contributor_count=1000)
     with pytest.raises(LocalProtocolError, match=f"fit a data prime of .* bits; {fits} bits"):
         solve(wanted)
 
@@ -382,30 +392,32 @@ def test_clip_holds_for_any_row(row: list[float], bound: float) -> None:
 def test_quantised_values_are_those_of_exact_arithmetic(
     row: list[float], bound: float, bits: int
 ) -> None:
-    fixed_point = FixedPoint(clip_norm=bound, bits=bits, contributors=3)
+    fixed_point = FixedPoint(clip_norm=bound, bits=bits, contributor_count=3)
     exact = [Fraction(value) / Fraction(bound) for value in row]
     square = sum(value * value for value in exact)
     # The norm to 20 digits, where it exceeds the bound.
     shrink = Fraction(10**20, math.isqrt(int(square * 10**40))) if square > 1 else Fraction(1)
     (integers,) = fixed_point.quantise_rows(np.array([row]))
-    assert np.array_equal(fixed_point.quantise_rows(np.array([row]), width=np.int32), [integers])
+    assert np.array_equal(
+        fixed_point.quantise_rows(np.array([row]), integer_type=np.int32), [integers]
+    )
     errors = [
-        abs(integer - value * shrink * fixed_point.levels)
+        abs(integer - value * shrink * fixed_point.max_level)
         for integer, value in zip(integers.tolist(), exact, strict=True)
     ]
     assert max(errors) <= Fraction(1, 2) + Fraction(1, 10**6)
 
 
 def test_the_bound_itself_takes_the_last_level() -> None:
-    fixed_point = FixedPoint(clip_norm=0.3, bits=16, contributors=4)
+    fixed_point = FixedPoint(clip_norm=0.3, bits=16, contributor_count=4)
     levels = fixed_point.quantise_rows(np.array([[0.3], [-0.3], [9.0]]))
     assert levels.ravel().tolist() == [32767, -32767, 32767]
-    assert (fixed_point.limit, fixed_point.field_bits) == (4 * 32767, 18)
+    assert (fixed_point.max_sum, fixed_point.field_bits) == (4 * 32767, 18)
 
 
 @given(st.data(), st.sampled_from([1, 2]), st.integers(2, 26))
 def test_packing_round_trip(data: st.DataObject, fields: int, width: int) -> None:
-    packing = Packing(fields=fields, field_bits=width, slots=4)
+    packing = Packing(fields_per_slot=fields, field_bits=width, slots_per_vector=4)
     edge = 2 ** (width - 1)
     integers = np.array(
         data.draw(st.lists(st.integers(-edge, edge - 1), min_size=1, max_size=30)), dtype=np.int64
@@ -420,7 +432,7 @@ def test_packing_round_trip(data: st.DataObject, fields: int, width: int) -> Non
 
 @given(st.lists(st.integers(-1000, 1000), min_size=6, max_size=6))
 def test_packed_sums_are_sums(numbers: list[int]) -> None:
-    packing = Packing(fields=2, field_bits=13, slots=2)
+    packing = Packing(fields_per_slot=2, field_bits=13, slots_per_vector=2)
     first = np.array(numbers[:3])
     second = np.array(numbers[3:])
     total = packing.unpack_fields(packing.pack_fields(first) + packing.pack_fields(second))
@@ -429,9 +441,9 @@ def test_packed_sums_are_sums(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize(("fields", "bits"), [(2, 27), (3, 2)])
 def test_a_slot_holds_53_bits(fields: int, bits: int) -> None:
-    Packing(fields=2, field_bits=26, slots=4)
+    Packing(fields_per_slot=2, field_bits=26, slots_per_vector=4)
     with pytest.raises(LocalProtocolError, match=rf"{fields} field\(s\) of {bits} bits do not"):
-        Packing(fields=fields, field_bits=bits, slots=4)
+        Packing(fields_per_slot=fields, field_bits=bits, slots_per_vector=4)
 
 
 _LONG_ROWS = """

@@ -46,18 +46,18 @@ def get_sum(played: Parties) -> HomomorphicSum:
 
 
 def constant(played: Parties, slot: int) -> NDArray[np.int64]:
-    return np.full((1, get_sum(played).packing.slots), slot)
+    return np.full((1, get_sum(played).packing.slots_per_vector), slot)
 
 
 def test_nobody_but_the_active_can_decrypt(sum_roles: Parties, cipher: SealCipher) -> None:
     blobs = Frame.parse(
         sum_roles.contribute(random_values(3), sum_roles.next())["passive_1"], sender="passive_1"
     ).blobs
-    own = vars(sum_roles.receiver)["_context"]
-    last = get_sum(sum_roles).count_last_slots(random_values(3)[0].size)
+    own = vars(sum_roles.receiver)["_key_context"]
+    last = get_sum(sum_roles).count_slots_sent_in_last(random_values(3)[0].size)
     decrypt = partial(cipher.decrypt, sender="passive_1", last_slots=last)
     assert np.abs(decrypt(own, blobs, 1)).max() > 1000
-    contexts = [vars(role)["_key"] for role in sum_roles.contributors.values()]
+    contexts = [vars(role)["_key_context"] for role in sum_roles.contributors.values()]
     assert [context.decryptor for context in contexts] == [None] * 3
     cases = [("SEAL cannot decrypt", context, blobs, 1) for context in contexts]
     assert list_unrefused(RemoteProtocolError, decrypt, cases) == []
@@ -65,7 +65,7 @@ def test_nobody_but_the_active_can_decrypt(sum_roles: Parties, cipher: SealCiphe
 
 def test_the_aggregator_holds_no_key_of_any_kind(sum_roles: Parties) -> None:
     assert not any(isinstance(held, SealContext) for held in vars(sum_roles.aggregator).values())
-    assert set(vars(sum_roles.aggregator)) == {"_add", "_frames", "_setup", "_set_up"}
+    assert set(vars(sum_roles.aggregator)) == {"_add_frames", "_frames", "_setup", "_is_set_up"}
 
 
 def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
@@ -82,7 +82,7 @@ def test_only_residues_cross_the_wire(sum_roles: Parties, cipher: SealCipher) ->
     frames = (*contributions.values(), sum_roles.aggregator.combine(contributions))
     blobs = [Frame.parse(frame, sender="peer").blobs for frame in frames]
     assert {len(own) for own in blobs} == {get_sum(sum_roles).packing.count_vectors(5000)}
-    last = get_sum(sum_roles).count_last_slots(5000)
+    last = get_sum(sum_roles).count_slots_sent_in_last(5000)
     counts = [cipher.residues.count] * (len(blobs[0]) - 1)
     counts.append(cipher.residues.count if last is None else cipher.degree + last)
     for own in blobs:
@@ -155,7 +155,7 @@ def test_an_altered_sum_is_refused(change: str, choice: str, cipher: SealCipher)
     body = played.aggregator.combine(played.contribute([np.ones((8, 1))] * 3, bound))
     frame = Frame.parse(body, sender="aggregator")
     if change == "doubled":
-        last = get_sum(played).count_last_slots(8)
+        last = get_sum(played).count_slots_sent_in_last(8)
         doubled = cipher.add_ciphertexts({"a": frame.blobs, "b": frame.blobs}, 1, last)
         altered = replace(frame, blobs=tuple(doubled))
     else:
@@ -165,8 +165,8 @@ def test_an_altered_sum_is_refused(change: str, choice: str, cipher: SealCipher)
 
 
 def test_damaged_ciphertexts_are_refused(sum_roles: Parties, cipher: SealCipher) -> None:
-    context = vars(sum_roles.receiver)["_context"]
-    slots = get_sum(sum_roles).packing.slots
+    context = vars(sum_roles.receiver)["_key_context"]
+    slots = get_sum(sum_roles).packing.slots_per_vector
     (good,) = cipher.encrypt(context, constant(sum_roles, 1))
     assert cipher.decrypt(context, [good], 1, sender="peer").size == slots
     cases = [
@@ -193,7 +193,7 @@ def test_residues_add_as_seal_adds_them(
     sum_roles: Parties, cipher: SealCipher, passives: int
 ) -> None:
     """Many addends of 60 bits exceed a word unless each addition is reduced."""
-    context = vars(sum_roles.receiver)["_context"]
+    context = vars(sum_roles.receiver)["_key_context"]
     parts = {str(k): cipher.encrypt(context, constant(sum_roles, 1)) for k in range(passives)}
     ours = cipher.load_ciphertexts(cipher.add_ciphertexts(parts, 1), 1, sender="us")
     theirs = cipher.load_ciphertexts(parts.pop("0"), 1, sender="0")
@@ -211,7 +211,9 @@ def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -
     bodies = played.contribute(values, bound)
     frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]
     kept = {"passive_1": frames[0].blobs, "passive_2": frames[1].blobs}
-    blobs = get_sum(played).cipher.add_ciphertexts(kept, 1, get_sum(played).count_last_slots(4))
+    blobs = get_sum(played).cipher.add_ciphertexts(
+        kept, 1, get_sum(played).count_slots_sent_in_last(4)
+    )
     altered = vars(played.aggregator)["_frames"].pack_sum(frames, blobs)
     if played.sum.masks == "pairwise":
         with pytest.raises(RemoteProtocolError, match="lies beyond the range"):

@@ -332,17 +332,17 @@ def true_key(played: sum_parties.Parties) -> list[int]:
     """The key's first coefficients, from decrypting (0, step): for the judge alone."""
     assert isinstance(played.sum, BfvSum)
     cipher = played.sum.cipher
-    context = vars(played.receiver)["_context"]
-    step = cipher.residues.modulus >> played.sum.headroom.bits
-    numbers = np.zeros(2 * played.sum.packing.slots, dtype=np.uint64)
-    numbers[played.sum.packing.slots] = step
+    context = vars(played.receiver)["_key_context"]
+    step = cipher.residues.modulus >> played.sum.parameters.scale_or_modulus_bits
+    numbers = np.zeros(2 * played.sum.packing.slots_per_vector, dtype=np.uint64)
+    numbers[played.sum.packing.slots_per_vector] = step
     blob = cipher.residues.pack(numbers)
     found = cipher.decrypt(context, [blob], 1, sender="judge")[:COEFFICIENTS]
     return [int(number) for number in found]
 
 
 def limit(played: sum_parties.Parties) -> int:
-    return FixedPoint.from_agreement(played.sum.agreement).limit
+    return FixedPoint.from_agreement(played.sum.agreement).max_sum
 
 
 def make_sum_frame(played: sum_parties.Parties) -> tuple[Frame, tuple[bytes, ...], int]:
@@ -437,7 +437,7 @@ def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(c
     with pytest.raises(RemoteProtocolError):
         played.receiver.decode(b"", SHAPE, played.next())
     assert not [held for held in vars(seeds).values() if isinstance(held, RunKey)]
-    assert not vars(seeds)["_seeds"]
+    assert not vars(seeds)["_seed_by_peer"]
 
 
 ROWS = 2**15
@@ -481,7 +481,7 @@ def test_ring_and_packing_follow_from_the_agreement_and_are_small(
             described = kind(replace(agreed, bits=fits))
     told = described.list_parameters()
     assert told["poly_degree"] in {DEGREE, SMALL_DEGREE}
-    assert 1 <= described.packing.fields <= 2
+    assert 1 <= described.packing.fields_per_slot <= 2
     assert peak() < 2**23
 
 

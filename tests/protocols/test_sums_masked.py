@@ -23,7 +23,7 @@ def numbers(played: Parties, frame: bytes) -> NDArray[np.uint64]:
     """Return what lies under the masks, to whoever holds the active's key."""
     blobs = Frame.parse(frame, sender="peer").blobs
     if isinstance(played.sum, MaskedBfvSum):
-        context = vars(played.receiver)["_context"]
+        context = vars(played.receiver)["_key_context"]
         slots = played.sum.cipher.decrypt(context, blobs, len(blobs), sender="leak")
         found: NDArray[np.uint64] = np.rint(slots).astype(np.int64).view(np.uint64)
         return found
@@ -32,7 +32,9 @@ def numbers(played: Parties, frame: bytes) -> NDArray[np.uint64]:
 
 def uniform(seen: NDArray[np.uint64], played: Parties) -> bool:
     """Every bit of the ring, of its lowest 32 and of its highest."""
-    bits = played.sum.headroom.bits if isinstance(played.sum, MaskedBfvSum) else 32
+    bits = (
+        played.sum.parameters.scale_or_modulus_bits if isinstance(played.sum, MaskedBfvSum) else 32
+    )
     highest = (seen & np.uint64(2**bits - 1)) >> np.uint64(bits - 32)
     return looks_uniform(seen.astype(np.uint32)) and looks_uniform(highest.astype(np.uint32))
 
@@ -60,7 +62,7 @@ def test_the_judge_sees_a_planted_leak() -> None:
     assert not looks_uniform(rng.integers(0, 2**31, 8192, dtype=np.uint32))
     assert looks_uniform(rng.integers(0, 2**64, 8192, dtype=np.uint64))
     assert not looks_uniform(rng.integers(0, 2**63, 8192, dtype=np.uint64))
-    modulus = 2**played.sum.headroom.bits
+    modulus = 2**played.sum.parameters.scale_or_modulus_bits
     assert uniform(rng.integers(0, modulus, 8192, dtype=np.uint64), played)
     assert not uniform(rng.integers(0, modulus // 2, 8192, dtype=np.uint64), played)
 
@@ -191,7 +193,7 @@ def test_a_stream_added_in_pieces_is_the_whole_stream(word: str, shape: tuple[in
     bound = binding(5)
     total = np.full(shape, 7, dtype=word)
     ends[0].add_shared_mask("b", bound, total, sign=1)
-    seed = vars(ends[1])["_seeds"]["a"]
+    seed = vars(ends[1])["_seed_by_peer"]["a"]
     sizes = b"".join(n.to_bytes(8, "big") for n in shape)
     stream = keystream(seed, b"mask", bound.digest, sizes, length=total.nbytes)
     whole = np.frombuffer(stream, word)

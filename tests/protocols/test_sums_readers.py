@@ -66,7 +66,7 @@ class Setting:
 
     def readers(self) -> list[Readers]:
         found = find_readers(self.make(), hub=self.hub, signed=self.signed)
-        return [one for one in found if one.reads == VICTIM]
+        return [one for one in found if one.victim == VICTIM]
 
     def coalitions(self) -> list[Coalition]:
         """Sets of parties that do not hold the victim; a hub has both ends or none."""
@@ -142,7 +142,7 @@ def open_single_message(setting: Setting, coalition: Coalition) -> Iterable[np.n
             blobs = (described.add_elements(kept).tobytes(), named)
         else:
             blobs = tuple(described.add_frames(kept))
-        forged = replace(kept[0], kind=FrameKind.SUM, party=len(NAMES), blobs=blobs)
+        forged = replace(kept[0], kind=FrameKind.SUM, index_or_count=len(NAMES), blobs=blobs)
         yield played.open(forged.pack())
 
 
@@ -167,7 +167,11 @@ def count_fewer(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]:
     played = Played(setting, coalition)
     contributors = [me for me in NAMES if me == VICTIM or me in coalition]
     recoverable = played.described.masks == "recoverable"
-    if played.combines in coalition and recoverable and len(contributors) < played.described.least:
+    if (
+        played.combines in coalition
+        and recoverable
+        and len(contributors) < played.described.min_contributors
+    ):
         frames = {me: Frame.parse(body, sender=me) for me, body in played.ask(1.0).items()}
         parcels = []
         for me in contributors:
@@ -258,13 +262,13 @@ def test_who_is_not_said_to_read_one_contribution_does_not(setting: Setting) -> 
 def test_what_lets_one_computer_read_is_refused_unless_allowed_by_name(setting: Setting) -> None:
     """Plain is allowed by its name; each of the others needs `allow_single_reader`, and warns."""
     allowed = setting.make()
-    single = any(one.boxes == 1 for one in find_readers(allowed))
+    single = any(one.computer_count == 1 for one in find_readers(allowed))
     if allowed.unsafe:
         with pytest.warns(UnsafeChoiceWarning, match="notary reads each contribution"):
             replace(allowed, allow_single_reader=False)
         return
     if not single:
-        assert replace(allowed, allow_single_reader=False).least == len(NAMES)
+        assert replace(allowed, allow_single_reader=False).min_contributors == len(NAMES)
         return
     with pytest.raises(LocalProtocolError, match=r"alone can read one.*threshold=3: all must"):
         replace(allowed, allow_single_reader=False)
@@ -295,7 +299,7 @@ def drive(
     hosts: Mapping[str, Any], answer_of: Callable[[str, bytes], Any]
 ) -> tuple[ap.Hub, set[str]]:
     """A hub with these hosts, and the set of those that it does not ask."""
-    described = next(iter(hosts.values())).described
+    described = next(iter(hosts.values())).secure_sum
     unasked: set[str] = set()
     answers: list[tuple[str, bytes]] = []
 

@@ -38,7 +38,7 @@ class Session(Parties):
     def __init__(self, passives: int = 4, threshold: int | None = None) -> None:
         described = agreement(passives, threshold=threshold)
         super().__init__(RecoverableSum(described, allow_single_reader=True))
-        self.least = self.sum.threshold  # type: ignore[attr-defined]  # of this sum
+        self.min_contributors = self.sum.threshold  # type: ignore[attr-defined]  # of this sum
         self.present = list(self.names)
 
     def next(self) -> StepBinding:
@@ -123,7 +123,7 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
         session.aggregator.ask(frames, bound.digest)
     # An aggregator that asks all the same is told nothing.
     forged = session.aggregator._frames  # of this backend
-    forged._pending = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
+    forged._pending_header = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
     counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]
     with pytest.raises(RemoteProtocolError, match="counted among 3 or more of"):
@@ -141,7 +141,7 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
 def test_too_few_answers_give_no_sum_and_no_secret() -> None:
     session = Session(4, 3)
     bound = session.next()
-    announced = dict(session.aggregator._announcements)  # type: ignore[attr-defined]  # of this backend
+    announced = dict(session.aggregator._announcement_by_contributor)  # type: ignore[attr-defined]  # of this backend
     _, requests = session.request_shares(session.values(session.names), bound)
     answers = session.answers(requests, session.names[:2])
     with pytest.raises(
@@ -198,7 +198,7 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
     """Some are told that passive_1 is counted, the others that it is not."""
     victim = "passive_1"
     session = Session(passives, minimum)
-    announced = session.aggregator._announcements[victim]  # type: ignore[attr-defined]  # backend's
+    announced = session.aggregator._announcement_by_contributor[victim]  # type: ignore[attr-defined]  # backend's
     frames = session.frames(session.next())
     everybody = session.names
     without = session.names[1:]
@@ -360,7 +360,7 @@ def test_a_sum_names_those_whom_it_counts() -> None:
 
     def decode(party: int, *parts: bytes) -> NDArray[Any]:
         bound = session.next()
-        about = {"step": bound.step, "binding": bound.digest, "party": party}
+        about = {"step": bound.step, "binding": bound.digest, "index_or_count": party}
         decoded: NDArray[Any] = receiver.decode(
             alter_frame(combined, blobs=parts, **about), SHAPE, bound
         )
@@ -395,7 +395,11 @@ def test_every_step_has_other_keys() -> None:
         announced += [
             Announcement.parse(blobs(frame)[1], sender=me) for me, frame in frames.items()
         ]
-    assert len({one.public for one in announced}) == len({one.commitment for one in announced}) == 6
+    assert (
+        len({one.public_key for one in announced})
+        == len({one.seed_commitment for one in announced})
+        == 6
+    )
 
 
 def test_setup_takes_two_messages_of_each_passive() -> None:
@@ -470,7 +474,7 @@ def test_all_are_needed_and_where_that_is_allowed_two_thirds(
     ]
     expected = [passives, two_thirds]
     assert [described.threshold for described in made] == expected
-    assert [described.least for described in made] == expected
+    assert [described.min_contributors for described in made] == expected
     assert [described.list_parameters()["threshold"] for described in made] == expected
 
 
@@ -502,7 +506,7 @@ def test_as_many_shares_as_the_threshold_give_the_secret(number: int, data: st.D
     secret = number.to_bytes(16, "big")
     holders = data.draw(st.integers(1, 6))
     threshold = data.draw(st.integers(1, holders))
-    shares = split_secret(secret, threshold=threshold, holders=holders)
+    shares = split_secret(secret, threshold=threshold, holder_count=holders)
     chosen = data.draw(st.permutations(range(holders)))[:threshold]
     assert join_shares({holder: shares[holder] for holder in chosen}) == secret
     if threshold > 1:
@@ -511,8 +515,8 @@ def test_as_many_shares_as_the_threshold_give_the_secret(number: int, data: st.D
 
 
 def test_shares_of_equal_secrets_differ() -> None:
-    assert split_secret(bytes(16), threshold=2, holders=3) != split_secret(
-        bytes(16), threshold=2, holders=3
+    assert split_secret(bytes(16), threshold=2, holder_count=3) != split_secret(
+        bytes(16), threshold=2, holder_count=3
     )
 
 
@@ -537,7 +541,7 @@ def test_shares_of_other_sizes_are_refused(bad: dict[int, bytes]) -> None:
 )
 def test_what_cannot_be_shared_is_refused(secret: bytes, threshold: int, holders: int) -> None:
     with pytest.raises(LocalProtocolError, match="is shared among at least"):
-        split_secret(secret, threshold=threshold, holders=holders)
+        split_secret(secret, threshold=threshold, holder_count=holders)
 
 
 @given(data=st.binary(max_size=12))

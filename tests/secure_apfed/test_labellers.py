@@ -486,11 +486,11 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
     rows = rows_of_votes(300, classes, signed=signed)
     if kind == "hard":
         rows = harden_votes(np.abs(rows))
-    point = FixedPoint(clip_norm=1.0, bits=bits, contributors=2)
+    point = FixedPoint(clip_norm=1.0, bits=bits, contributor_count=2)
     steps = point.quantise_rows(rows).astype(np.float64)
     far = np.linalg.norm(steps[:, None] - steps[None], axis=2).max()
     bound = guarantee.compute_distance_in_steps(
-        steps=point.levels,
+        steps=point.max_level,
         numbers=classes,
         signed=signed and kind == "soft",
         integers=kind == "hard",

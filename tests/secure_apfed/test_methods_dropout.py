@@ -90,7 +90,7 @@ def make_fixed_point(session: Simulation) -> FixedPoint:
     agreed: Any = session.contract.secure_sum
     noise = agreed["noise"]
     facts = {
-        "contributors": len(session.contract.passives),
+        "contributor_count": len(session.contract.passives),
         "noise": noise["steps"] if noise else 0,
     }
     return FixedPoint(clip_norm=agreed["clip"], bits=agreed["bits"], **facts)

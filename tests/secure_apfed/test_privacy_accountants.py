@@ -257,9 +257,9 @@ def test_a_sum_is_as_near_to_one_gaussian_as_its_excess_says(deviation: int, hon
 def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> None:
     from apfed_protocols.sums.fixed_point import FixedPoint
 
-    fixed_point = FixedPoint(clip_norm=1.0, bits=4, contributors=1)
+    fixed_point = FixedPoint(clip_norm=1.0, bits=4, contributor_count=1)
     bound = sensitivity_in_steps(
-        steps_in_clip=fixed_point.levels, columns=columns, rows_per_person=rows
+        steps_in_clip=fixed_point.max_level, columns=columns, rows_per_person=rows
     )
     rng = np.random.default_rng(0)
     most = 0.0
@@ -268,7 +268,7 @@ def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> 
         moved = fixed_point.quantise_rows(wide) - fixed_point.quantise_rows(-wide)
         most = max(most, float(np.linalg.norm(moved)))
     assert most <= bound
-    assert bound >= 2 * fixed_point.levels * math.sqrt(rows)
+    assert bound >= 2 * fixed_point.max_level * math.sqrt(rows)
     # In APFed-C the whole batch moves.
     one = sensitivity_in_steps(steps_in_clip=32767, columns=64, rows_per_person=1)
     assert sensitivity_in_steps(

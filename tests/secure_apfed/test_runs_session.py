@@ -455,8 +455,8 @@ def test_a_refused_sum_needs_another_key(key_holders: list[KeyHolder], tmp_path:
     _, second = key_holders
     keys = {vars(holder)["_public_key"] for holder in key_holders}
     assert len(keys) == 2
-    assert vars(second).get("_context") is not None
-    assert vars(first).get("_context") is None
+    assert vars(second).get("_key_context") is not None
+    assert vars(first).get("_key_context") is None
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_a_sum_has_one_meaning_by_its_name(name: Any) -> None:
     """`train(secure_sum=name)` adds as the function `secure_sum(name)` does."""
     settings = SumSettings.model_validate(SUMS[name])
     channel = secure_sum(name, ["a", "b"], to="clinic", by="notary", clip=1)
-    assert type(channel.described) is find_sum_class(settings)
+    assert type(channel.secure_sum) is find_sum_class(settings)
 
 
 @pytest.mark.parametrize("secure_sum", ["plain", "masked", "ckks", "bfv", "masked bfv"])

@@ -710,8 +710,8 @@ def test_a_loss_that_mixes_rows_is_found(kind: type[Classification]) -> None:
 # move.
 
 BITS = 12
-QUANTISER = FixedPoint(clip_norm=1.0, bits=BITS, contributors=1)
-LEVELS = QUANTISER.levels
+QUANTISER = FixedPoint(clip_norm=1.0, bits=BITS, contributor_count=1)
+LEVELS = QUANTISER.max_level
 AXES = np.concatenate([np.eye(3), -np.eye(3), np.ones((1, 3)), -np.ones((1, 3))])
 VOTES = np.concatenate([np.eye(3), np.full((1, 3), 1 / 3), [[0.5, 0.5, 0]], np.zeros((1, 3))])
 SIGNED = np.concatenate([VOTES, -np.eye(3), [[0.5, -0.5, 0]], [[-0.3, 0.3, 0.4]]])

@@ -130,7 +130,7 @@ def make_seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
     for party, role in roles.items():
         seeds = vars(role).get("_setup")
         if isinstance(seeds, PairwiseSeeds) and name != RECOVERABLE:
-            vars(seeds)["_key"] = make_fixed_key(party)
+            vars(seeds)["_own_key"] = make_fixed_key(party)
     converse(roles)
     return roles
 
@@ -146,7 +146,7 @@ def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
         scratch.load(key, parameters, secret)
     context = SealContext(None, None, seal.Decryptor(parameters, key))
     holder = described.make_receiver()
-    vars(holder)["_context"] = context
+    vars(holder)["_key_context"] = context
     vars(holder)["_frames"].fingerprint = fingerprint
     return holder
 

@@ -351,7 +351,7 @@ def score_weights_and_sum(
     total_RK = noisy_sum.reveal_sums(readings.votes, seed=seed, world=world)
     # The sums without noise that these weights would give in each world.
     mean_0_RK, mean_1_RK = (
-        noisy_sum.point.levels * votes_RK for votes_RK in readings.votes_by_world
+        noisy_sum.point.max_level * votes_RK for votes_RK in readings.votes_by_world
     )
     # The noise of all honest passives adds up; sums are in steps of fixed point.
     variance = noisy_sum.honest * noisy_sum.point.noise**2

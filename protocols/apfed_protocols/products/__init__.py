@@ -204,7 +204,7 @@ class SumOfProducts(DescribedSum):
         """Return the largest rounding error of one product, in real numbers: for each label half a
         step of fixed point of each contributor.
         """
-        return self.fixed_point.rounding * self.products.labelled
+        return self.fixed_point.max_rounding_error * self.products.labelled
 
     @property
     def readable_bits(self) -> float:
@@ -350,7 +350,8 @@ class SumOfProducts(DescribedSum):
         )
         if header != expected:
             raise RemoteProtocolError(
-                f"{sender} sent {frame.kind.noun} of {frame.name} of shape {frame.shape}, expected "
+                f"{sender} sent {frame.kind.noun_with_article} of {frame.name} of shape "
+                f"{frame.shape}, expected "
                 f"the request of {expected.rows}x{expected.columns} labels"
             )
         if (frame.binding, frame.fingerprint) != (expected.binding, expected.fingerprint):
@@ -970,7 +971,7 @@ class ProductReceiver(SumReceiver):
         (people, classes) in steps of fixed point, is larger than honest passives can add up to.
         """
         described = self._sum
-        largest_noise = described.fixed_point.largest - described.fixed_point.levels
+        largest_noise = described.fixed_point.max_contribution - described.fixed_point.max_level
         largest_product = compute_row_limit(described.products)
         passives = len(described.agreement.contributors)
         limit = passives * (largest_product + largest_noise)
@@ -1104,7 +1105,7 @@ class ProductContributor(Role):
         more than the agreement's `row_bound`.
         """
         agreed = self._products.products
-        levels = self._products.fixed_point.levels
+        levels = self._products.fixed_point.max_level
         if check_matrix(rows_Bn).shape != (people, agreed.labelled):
             raise LocalProtocolError(
                 f"the block has rows of shape {(people, agreed.labelled)}, got {rows_Bn.shape}"

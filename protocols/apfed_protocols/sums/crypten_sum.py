@@ -9,7 +9,7 @@ a passive that falls silent (the step then has no sum); a passive that adds anot
 its own.
 
 1. Each passive splits its fixed-point integers into M shares, of which M - 1 are streams under
-   fresh keys, and sends every other passive its share's key, sealed (`masked.StepSeals`).
+   fresh keys, and sends every other passive its share's key, sealed (`masked.StepCiphers`).
 2. The aggregator relays. Each passive adds its M shares with CrypTen and sends its share of the
    sum, sealed for the active.
 3. The aggregator puts these M together without opening them; the active opens and adds them.
@@ -41,7 +41,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, Reading, StepBinding, SumLeaks
-from apfed_protocols.sums.masked import StepSeals
+from apfed_protocols.sums.masked import StepCiphers
 from apfed_protocols.sums.roles import (
     NoSetup,
     SecureSum,
@@ -65,8 +65,8 @@ class CryptenSum(SecureSum):
     unsafe: ClassVar[bool] = False
     name: ClassVar[str] = "crypten"
     rounds: ClassVar[int] = 2
-    opened_with_receiver: ClassVar[bool] = True
-    opened_with_others: ClassVar[bool] = True
+    needs_receiver_key: ClassVar[bool] = True
+    needs_other_contributors: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
         "X25519 and AES-256 being hard to break, and two passives who keep their shares"
     )
@@ -125,11 +125,13 @@ class CryptenContributor(SumContributor):
         """
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
-        self._others = tuple(name for name in agreement.contributors if name != me)
-        self._seals = StepSeals(me, (*self._others, agreement.receiver), frames)
-        super().__init__(secure_sum, me, frames, self._seals)
-        self._secret = fresh_key()
-        self._last_share: tuple[StepBinding, Shares] | None = None
+        self._other_contributors = tuple(name for name in agreement.contributors if name != me)
+        self._step_ciphers = StepCiphers(
+            me, (*self._other_contributors, agreement.receiver), frames
+        )
+        super().__init__(secure_sum, me, frames, self._step_ciphers)
+        self._share_secret = fresh_key()
+        self._unanswered_share: tuple[StepBinding, Shares] | None = None
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Split a contribution into additive shares modulo 2^64, one for each passive. The share of
@@ -140,14 +142,17 @@ class CryptenContributor(SumContributor):
         `numbers_BD`: B rows of D clipped fixed-point integers. `binding`: the step and the active's
         message, from which keys are derived and for which alone they decrypt.
         """
-        keys = {
-            peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
-            for peer in self._others
+        key_by_peer = {
+            peer: derive_key(self._share_secret, b"share of", binding.digest, peer.encode())
+            for peer in self._other_contributors
         }
         rows, columns = numbers_BD.shape
-        other_shares = [draw_share(key, (rows, columns)) for key in keys.values()]
-        self._last_share = binding, compute_last_share(numbers_BD, other_shares)
-        return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
+        other_shares = [draw_share(key, (rows, columns)) for key in key_by_peer.values()]
+        self._unanswered_share = binding, compute_last_share(numbers_BD, other_shares)
+        return [
+            self._step_ciphers.seal(peer, binding, (rows, columns), key)
+            for peer, key in key_by_peer.items()
+        ]
 
     def answer(self, request: bytes) -> bytes:
         """Return this passive's share of the sum, encrypted for the active: it adds its shares of
@@ -161,36 +166,40 @@ class CryptenContributor(SumContributor):
         """
         frame = self._frames.parse_request(request, self.me)
         agreement = self._sum.agreement
-        if len(frame.blobs) != len(self._others):
+        if len(frame.blobs) != len(self._other_contributors):
             raise RemoteProtocolError(
                 f"{agreement.aggregator} relays {len(frame.blobs)} shares to {self.me}, who "
-                f"expects one of each of {', '.join(self._others) or 'nobody'}"
+                f"expects one of each of {', '.join(self._other_contributors) or 'nobody'}"
             )
-        if self._last_share is None:
+        if self._unanswered_share is None:
             raise LocalProtocolError(f"{self.me} has no share of step {frame.step}")
-        binding, last_share = self._last_share
+        binding, last_share = self._unanswered_share
         received_shares = [
             self._expand_share(peer, sealed_key, frame, binding)
-            for peer, sealed_key in zip(self._others, frame.blobs, strict=True)
+            for peer, sealed_key in zip(self._other_contributors, frame.blobs, strict=True)
         ]
-        self._last_share = None
+        self._unanswered_share = None
         share_of_sum = add_shares([last_share, *received_shares]).tobytes()
-        sealed_share = self._seals.seal(agreement.receiver, binding, frame.shape, share_of_sum)
+        sealed_share = self._step_ciphers.seal(
+            agreement.receiver, binding, frame.shape, share_of_sum
+        )
         return self._frames.pack_answer(self.me, (sealed_share,))
 
-    def _expand_share(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
+    def _expand_share(
+        self, peer: str, sealed_key: bytes, frame: Frame, binding: StepBinding
+    ) -> Shares:
         """Decrypt the key that `peer` encrypted for this passive, and return the share of the
         peer's contribution to which the key expands, (rows, columns) modulo 2^64.
 
         Args:
             peer: the passive whose contribution it is.
-            sealed: the encrypted key.
+            sealed_key: the encrypted key.
             frame: the aggregator's request, which has the shape of the values.
             binding: the step and the active's message.
 
         Raises RemoteProtocolError: the key does not authenticate, or has another size.
         """
-        key = self._seals.open(peer, binding, frame.shape, sealed)
+        key = self._step_ciphers.open(peer, binding, frame.shape, sealed_key)
         if len(key) != KEY_BYTES:
             raise RemoteProtocolError(f"{peer} sealed {len(key)} bytes, expected a key")
         return draw_share(key, frame.shape)
@@ -226,12 +235,16 @@ class CryptenAggregator(SumAggregator):
                     f"{len(self._names) - 1} others"
                 )
         requests = {}
-        for holder, name in enumerate(self._names):
+        for receiver_position, name in enumerate(self._names):
             keys = []
-            for sender, frame in enumerate(frames):
-                if sender != holder:
+            for sender_position, frame in enumerate(frames):
+                if sender_position != receiver_position:
                     # A sender has no key for itself, so the keys for those after it move up by one.
-                    index = holder if holder < sender else holder - 1
+                    index = (
+                        receiver_position
+                        if receiver_position < sender_position
+                        else receiver_position - 1
+                    )
                     keys.append(frame.blobs[index])
             requests[name] = self._frames.pack_request(name, keys)
         return requests
@@ -262,8 +275,8 @@ class CryptenReceiver(SumReceiver):
         """Make the role, whose set-up agrees encryption keys with each contributor."""
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
-        self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
-        super().__init__(secure_sum, frames, self._seals)
+        self._step_ciphers = StepCiphers(agreement.receiver, agreement.contributors, frames)
+        super().__init__(secure_sum, frames, self._step_ciphers)
 
     def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Decrypt all shares of the sum in a frame (message), and add them modulo 2^64; return the
@@ -275,7 +288,7 @@ class CryptenReceiver(SumReceiver):
         or the sum lies outside the range of contributions.
         """
         agreement = self._sum.agreement
-        self._seals.require_completion()
+        self._step_ciphers.require_completion()
         if len(frame.blobs) != len(agreement.contributors):
             raise RemoteProtocolError(
                 f"{agreement.aggregator} gathered {len(frame.blobs)} shares of the sum, expected "
@@ -283,7 +296,7 @@ class CryptenReceiver(SumReceiver):
             )
         shares = []
         for name, sealed_share in zip(agreement.contributors, frame.blobs, strict=True):
-            body = self._seals.open(name, binding, frame.shape, sealed_share)
+            body = self._step_ciphers.open(name, binding, frame.shape, sealed_share)
             shares.append(self._parse_share(name, body, frame.shape))
         return self._dequantise_sum(reconstruct_sum(shares), binding)
 
@@ -297,4 +310,4 @@ class CryptenReceiver(SumReceiver):
         return np.frombuffer(body, _WORD).reshape(shape)
 
     def _forget_secrets(self) -> None:
-        self._seals.forget_secrets()
+        self._step_ciphers.forget_secrets()

@@ -43,7 +43,7 @@ class FrameKind(IntEnum):
     ANSWER = 5
 
     @property
-    def noun(self) -> str:
+    def noun_with_article(self) -> str:
         """Return this kind with its article, for error messages."""
         return ("an " if self is FrameKind.ANSWER else "a ") + self.name.lower()
 
@@ -58,9 +58,10 @@ class Frame:
     Attributes:
         kind: what the message is: set-up, contribution, sum, or second-round request or answer.
         name: name of the sum, e.g. "plain + pairwise masks"; 1 to 32 printable ASCII characters.
-        party: position in the agreement, in contributions, requests and answers, of the contributor
-            that sends it or is asked; in a sum the number of contributions in it; in set-up
-            messages the number of contributors.
+        index_or_count: in contributions, requests and answers the position in the agreement of the
+            contributor that sends it or is asked (`contributor_position`); in a sum the number of
+            contributions in it (`contribution_count`); in set-up messages the number of
+            contributors.
         step: the number of its step; 0 for set-up.
         rows, columns: shape of the values; 0, 0 for set-up.
         binding: 32 bytes; the digest of the step's `StepBinding`, or of the agreement for set-up.
@@ -70,7 +71,7 @@ class Frame:
 
     kind: FrameKind
     name: str
-    party: int
+    index_or_count: int
     step: int
     rows: int
     columns: int
@@ -81,6 +82,16 @@ class Frame:
     @property
     def shape(self) -> tuple[int, int]:
         return self.rows, self.columns
+
+    @property
+    def contributor_position(self) -> int:
+        """Return the position of the contributor that sends this frame or is asked by it."""
+        return self.index_or_count
+
+    @property
+    def contribution_count(self) -> int:
+        """Return how many contributions are in the sum that this frame carries."""
+        return self.index_or_count
 
     def pack(self) -> bytes:
         """Return the frame as bytes: the header, the size of each blob, the blobs. Raises
@@ -98,7 +109,7 @@ class Frame:
                 _MAGIC,
                 _VERSION,
                 self.kind,
-                self.party,
+                self.index_or_count,
                 name,
                 self.step,
                 self.rows,
@@ -129,7 +140,9 @@ class Frame:
                 sender, f"has {len(data)} bytes, its header alone {_HEADER.size}"
             )
         header = _HEADER.unpack_from(data)
-        magic, version, kind, party, name, step, rows, columns, binding, fingerprint, count = header
+        magic, version, kind, position, name, step, rows, columns, binding, fingerprint, count = (
+            header
+        )
         if magic != _MAGIC or version != _VERSION:
             raise _make_frame_error(
                 sender, f"is no frame of version {_VERSION}; run the same release"
@@ -142,7 +155,7 @@ class Frame:
         return cls(
             kind=FrameKind(kind),
             name=name.decode("ascii"),
-            party=party,
+            index_or_count=position,
             step=step,
             rows=rows,
             columns=columns,
@@ -155,7 +168,8 @@ class Frame:
         """Raise RemoteProtocolError, which names the sender, unless the frame has `count` blobs."""
         if len(self.blobs) != count:
             raise RemoteProtocolError(
-                f"{sender} sent {len(self.blobs)} parts in {self.kind.noun}, expected {count}"
+                f"{sender} sent {len(self.blobs)} parts in {self.kind.noun_with_article}, "
+                f"expected {count}"
             )
 
 
@@ -210,7 +224,7 @@ class AgreedFrames:
     process, whose copy of the role would use it a second time.
 
     Attributes:
-        least: the least number of contributors with which a step has a sum.
+        min_contributors: the least number of contributors with which a step has a sum.
     """
 
     def __init__(
@@ -236,11 +250,11 @@ class AgreedFrames:
         self.agreement = agreement
         self.name = name
         self.fingerprint = fingerprint
-        self.least = contributors if minimum is None else minimum
+        self.min_contributors = contributors if minimum is None else minimum
         self._last_step = -1  # the last step that was used; none yet
-        self._closed = False  # whether the role was suspended
+        self._is_closed = False  # set when the role is suspended
         # The contribution that waits for its second round, without its blobs.
-        self._pending: Frame | None = None
+        self._pending_header: Frame | None = None
         # A function that raises LocalProtocolError in a forked process, which has a copy of this
         # role and would use its steps a second time.
         self.require_own_process = ForkCheck(f"this role of {name}").require_own_process
@@ -268,14 +282,14 @@ class AgreedFrames:
         (`suspended_roles.suspend_role`).
         """
         self.require_own_process()
-        if self._closed:
+        if self._is_closed:
             raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
 
     def export_step(self) -> int:
         """Return the last step that was used, from which a suspended role is resumed, and close
         this object: it can begin no further step.
         """
-        self._closed = True
+        self._is_closed = True
         return self._last_step
 
     def import_step(self, last_step: int) -> None:
@@ -304,7 +318,7 @@ class AgreedFrames:
         return Frame(
             kind=kind,
             name=self.name,
-            party=len(self.agreement.contributors),
+            index_or_count=len(self.agreement.contributors),
             step=0,
             rows=shape[0],
             columns=shape[1],
@@ -353,13 +367,13 @@ class AgreedFrames:
             shape: (rows, columns) of the values.
             blobs: the protected values, e.g. ciphertexts or shares.
         """
-        self._pending = replace(
+        self._pending_header = replace(
             self.make_frame(FrameKind.CONTRIBUTION, shape),
-            party=self.agreement.find_position(me),
+            index_or_count=self.agreement.find_position(me),
             step=binding.step,
             binding=binding.digest,
         )
-        return replace(self._pending, blobs=tuple(blobs)).pack()
+        return replace(self._pending_header, blobs=tuple(blobs)).pack()
 
     def parse_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
@@ -382,9 +396,10 @@ class AgreedFrames:
             frame = Frame.parse(contributions[name], sender=name)
             self._check_frame(frame, name, FrameKind.CONTRIBUTION, self.fingerprint)
             position = self.agreement.find_position(name)
-            if frame.party != position:
+            if frame.contributor_position != position:
                 raise RemoteProtocolError(
-                    f"{name} is contributor {position} and sent the contribution of {frame.party}"
+                    f"{name} is contributor {position} and sent the contribution of "
+                    f"{frame.contributor_position}"
                 )
             frames.append(frame)
         self._check_one_message(frames, binding_digest)
@@ -394,19 +409,21 @@ class AgreedFrames:
                 "added; they are replayed"
             )
         self._last_step = frames[0].step
-        self._pending = replace(frames[0], blobs=())
+        self._pending_header = replace(frames[0], blobs=())
         return tuple(frames)
 
     def pack_sum(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
-        """Return the aggregator's message to the receiver with the sum of contributions. Its field
-        `party` is the number of contributions in the sum.
+        """Return the aggregator's message to the receiver with the sum of contributions. It says
+        how many contributions are in the sum.
 
         Args:
             frames: the contributions, whose step and shape the message repeats.
             blobs: the sum of the contributions, still encrypted or masked.
         """
-        self._pending = None
-        return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
+        self._pending_header = None
+        return replace(
+            frames[0], kind=FrameKind.SUM, index_or_count=len(frames), blobs=tuple(blobs)
+        ).pack()
 
     def parse_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
         """Decode the aggregator's message with a sum at the receiver, and mark its step as used.
@@ -422,10 +439,11 @@ class AgreedFrames:
         sender = self.agreement.aggregator
         frame = Frame.parse(combined, sender=sender)
         self._check_frame(frame, sender, FrameKind.SUM, self.fingerprint)
-        if not self.least <= frame.party <= len(self.agreement.contributors):
+        contributor_count = len(self.agreement.contributors)
+        if not self.min_contributors <= frame.contribution_count <= contributor_count:
             raise RemoteProtocolError(
-                f"{sender} sent a sum of {frame.party} contributions, expected "
-                f"{self.least} to {len(self.agreement.contributors)}"
+                f"{sender} sent a sum of {frame.contribution_count} contributions, expected "
+                f"{self.min_contributors} to {contributor_count}"
             )
         if frame.shape != shape:
             raise RemoteProtocolError(
@@ -439,11 +457,11 @@ class AgreedFrames:
         self.begin_step(binding)
         return frame
 
-    def pack_request(self, to: str, blobs: Sequence[bytes]) -> bytes:
-        """Encode the aggregator's second-round request to the contributor `to` about the current
+    def pack_request(self, contributor: str, blobs: Sequence[bytes]) -> bytes:
+        """Encode the aggregator's second-round request to `contributor` about the current
         step.
         """
-        return self._pack_second_round(FrameKind.REQUEST, to, blobs)
+        return self._pack_second_round(FrameKind.REQUEST, contributor, blobs)
 
     def parse_request(self, request: bytes, me: str) -> Frame:
         """Decode the aggregator's request about the last contribution of `me`. Raises
@@ -462,18 +480,21 @@ class AgreedFrames:
         """
         self.require_own_process()
         body = self._pack_second_round(FrameKind.ANSWER, me, blobs)
-        self._pending = None
+        self._pending_header = None
         return body
 
     def parse_answers(
-        self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
+        self,
+        answers: Mapping[str, bytes],
+        asked_contributors: Collection[str],
+        binding_digest: bytes | None,
     ) -> tuple[Frame, ...]:
         """Decode and check the second-round answers at the aggregator; return the frames in the
         order of `asked`.
 
         Args:
             answers: bytes by authenticated sender; some of those asked may be missing, as long as
-                `least` answered.
+                `min_contributors` answered.
             asked: the contributors that got a request.
             binding_digest: digest of the step and of the active's message that all contributions
                 must answer; None: the aggregator does not know it.
@@ -481,7 +502,7 @@ class AgreedFrames:
         Raises RemoteProtocolError: there are too few answers, or one is malformed or about another
         step or message.
         """
-        names = self._check_senders(answers, asked, "answer")
+        names = self._check_senders(answers, asked_contributors, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
         for name, frame in zip(names, frames, strict=True):
             self._check_second_round(frame, name, FrameKind.ANSWER, name)
@@ -493,28 +514,32 @@ class AgreedFrames:
         return frames
 
     def _check_senders(
-        self, bodies: Mapping[str, bytes], expected: Collection[str], subject: str
+        self, bodies: Mapping[str, bytes], expected: Collection[str], message_noun: str
     ) -> tuple[str, ...]:
         """Return the expected senders that sent a message, in the order of `expected`.
 
         Args:
             bodies: messages by sender.
             expected: the parties that may send one.
-            subject: what errors call the message.
+            message_noun: what errors call the message.
 
-        Raises RemoteProtocolError: fewer parties than `least`, the least number of contributors,
-        sent a message, or a party that is not expected sent one.
+        Raises RemoteProtocolError: fewer parties than `min_contributors` sent a message, or a party
+            that is not expected sent one.
         """
-        present = tuple(name for name in expected if name in bodies)
+        present_senders = tuple(name for name in expected if name in bodies)
         unknown = sorted(set(bodies) - set(expected))
-        if unknown or len(present) < self.least:
+        if unknown or len(present_senders) < self.min_contributors:
             missing = [name for name in expected if name not in bodies]
-            quorum = "each" if self.least == len(expected) else f"at least {self.least}"
+            quorum = (
+                "each"
+                if self.min_contributors == len(expected)
+                else f"at least {self.min_contributors}"
+            )
             raise RemoteProtocolError(
-                f"a sum needs one {subject} of {quorum} of {', '.join(expected)}; "
+                f"a sum needs one {message_noun} of {quorum} of {', '.join(expected)}; "
                 f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
             )
-        return present
+        return present_senders
 
     def _check_frame(
         self, frame: Frame, sender: str, kind: FrameKind, fingerprint: bytes | None
@@ -525,8 +550,8 @@ class AgreedFrames:
         """
         if (frame.kind, frame.name) != (kind, self.name):
             raise RemoteProtocolError(
-                f"{sender} sent {frame.kind.noun} of {frame.name}, expected {kind.noun} of "
-                f"{self.name}"
+                f"{sender} sent {frame.kind.noun_with_article} of {frame.name}, expected "
+                f"{kind.noun_with_article} of {self.name}"
             )
         if fingerprint is not None and frame.fingerprint != fingerprint:
             raise RemoteProtocolError(
@@ -545,12 +570,12 @@ class AgreedFrames:
         contributors = self.agreement.contributors
         expected = first.binding if binding_digest is None else binding_digest
         for frame in frames:
-            name = contributors[frame.party]
+            name = contributors[frame.contributor_position]
             if (frame.step, frame.shape) != (first.step, first.shape):
                 raise RemoteProtocolError(
                     f"{name} contributed {frame.rows}x{frame.columns} values to step {frame.step}, "
-                    f"but {contributors[first.party]} {first.rows}x{first.columns} to step "
-                    f"{first.step}"
+                    f"but {contributors[first.contributor_position]} {first.rows}x{first.columns} "
+                    f"to step {first.step}"
                 )
             if frame.binding != expected:
                 raise RemoteProtocolError(
@@ -564,11 +589,11 @@ class AgreedFrames:
         """Return the header of the contribution that waits for its second round. Raises
         LocalProtocolError: no contribution waits.
         """
-        if self._pending is None:
+        if self._pending_header is None:
             raise LocalProtocolError(
                 "no contribution waits for a second round; each step is answered once"
             )
-        return self._pending
+        return self._pending_header
 
     def _pack_second_round(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
         """Return a message of the second round about the contribution of the current step: a
@@ -577,7 +602,9 @@ class AgreedFrames:
         `blobs`: the content of the message.
         """
         position = self.agreement.find_position(party)
-        frame = replace(self._require_pending(), kind=kind, party=position, blobs=tuple(blobs))
+        frame = replace(
+            self._require_pending(), kind=kind, index_or_count=position, blobs=tuple(blobs)
+        )
         return frame.pack()
 
     def _check_second_round(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
@@ -592,11 +619,11 @@ class AgreedFrames:
         contribution = (frame.step, frame.binding, frame.shape)
         if contribution != (pending.step, pending.binding, pending.shape):
             raise RemoteProtocolError(
-                f"{sender} sent {kind.noun} about step {frame.step}, or another message "
-                f"or shape, while step {pending.step} is under way"
+                f"{sender} sent {kind.noun_with_article} about step {frame.step}, or another "
+                f"message or shape, while step {pending.step} is under way"
             )
-        if frame.party != position:
+        if frame.contributor_position != position:
             raise RemoteProtocolError(
                 f"{party} is contributor {position}, and the {kind.name.lower()} from {sender} is "
-                f"for contributor {frame.party}"
+                f"for contributor {frame.contributor_position}"
             )

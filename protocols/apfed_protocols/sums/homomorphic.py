@@ -75,51 +75,51 @@ repair."""
 # In standard deviations, each exceeded with probability below 2^-40. A slot of a product of two
 # random polynomials is Laplace: exp(-sqrt(2) t). With two such products of equal variance it
 # is (1 + t) exp(-2 t).
-_CKKS_TAIL = 20.0
-_FRESH_TAIL = 15.5
+_CKKS_TAIL_DEVIATIONS = 20.0
+_FRESH_TAIL_DEVIATIONS = 15.5
 _MAX_SCALE_BITS = 40
 Numbers = NDArray[np.uint64]
 _WORD = np.dtype("<i8")
-Ring = tuple[int, tuple[int, ...]]
+RingSize = tuple[int, tuple[int, ...]]
 """N, and the bits of the data prime and of the key-switching prime if any."""
-_BFV_RINGS: Sequence[Ring] = ((SMALL_DEGREE, (54,)), (DEGREE, (56,)), (DEGREE, (60,)))
+_BFV_RINGS: Sequence[RingSize] = ((SMALL_DEGREE, (54,)), (DEGREE, (56,)), (DEGREE, (60,)))
 """Rings of BFV in order of preference: residues of 54 and of 56 bits travel in 7 bytes, not 8, and
 a step of few numbers takes half as many of the smaller ring."""
-_CKKS_RINGS: Sequence[Ring] = ((DEGREE, (60,)), (DEGREE, (60, 49)))
+_CKKS_RINGS: Sequence[RingSize] = ((DEGREE, (60,)), (DEGREE, (60, 49)))
 """The second prime makes encryption slower and less noisy; additions need none. In the smaller ring
 two fields a slot hold 16 bits of two contributors and of no more, one field sends more bytes."""
-_MARGIN = 1 + 2**-10
+_MAX_POWER_TO_PRIME = 1 + 2**-10
 """Largest ratio of 2^bits to a prime of so many bits."""
 # In standard deviations, exceeded with probability below 2^-40: a coefficient is close to
 # Gaussian, and the margin is for free.
-_BFV_TAIL = 10.0
+_BFV_TAIL_DEVIATIONS = 10.0
 _LOW_21_BITS = np.uint64(2**21 - 1)
 # Bytes 0 to 254 give each remainder modulo 3 exactly 85 times; byte 255 is drawn again.
-_ACCEPTED = 255
-_REMAINDERS = (np.arange(256) % 3 - 1).astype(np.int64)
+_FIRST_REJECTED_BYTE = 255
+_TERNARY_BY_BYTE = (np.arange(256) % 3 - 1).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Headroom:
+class SchemeParameters:
     """The parameters of a homomorphic scheme that fit an agreement: sums neither overflow nor drown
     in the scheme's noise.
 
     Attributes:
-        primes: bits of the data prime and, if there is one, of the key-switching prime.
-        bits: log2 of the encoding scale (CKKS) or of the plain modulus t (BFV): the most that the
-            noise allows, so that most numbers modulo t are no possible sum, and a damaged sum is
-            noticed.
+        prime_bits: of the data prime and, if there is one, of the key-switching prime.
+        scale_or_modulus_bits: log2 of the encoding scale (CKKS) or of the plain modulus t (BFV):
+            the most that the noise allows, so that most numbers modulo t are no possible sum, and a
+            damaged sum is noticed.
         packing: how integers are placed into the slots of plaintexts.
         degree: N, the ring degree.
-        deviation: bound of a decrypted slot's distance from its integer under CKKS, 0 under BFV;
-            less than `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
+        max_slot_error: bound of a decrypted slot's distance from its integer under CKKS, 0 under
+            BFV; less than `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
     """
 
-    primes: tuple[int, ...]
-    bits: int
+    prime_bits: tuple[int, ...]
+    scale_or_modulus_bits: int
     packing: Packing
     degree: int = DEGREE
-    deviation: float = 0.0
+    max_slot_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,56 +127,62 @@ class HomomorphicSum(SecureSum, ABC):
     """A sum under homomorphic encryption: the facts of its scheme, and its roles."""
 
     cipher_type: ClassVar[type[SealCipher]]
-    opened_with_receiver: ClassVar[bool] = True
-    opened_with_others: ClassVar[bool] = False
+    needs_receiver_key: ClassVar[bool] = True
+    needs_other_contributors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raise LocalProtocolError if no parameters fit the agreement."""
         super().__post_init__()
-        _ = self.headroom  # read only for its exception, if no parameters fit
+        _ = self.parameters  # read only for its exception, if no parameters fit
 
     @cached_property
     @abstractmethod
-    def headroom(self) -> Headroom:
-        """Return the parameters and the packing that fit the agreement. Raises LocalProtocolError:
-        none fit.
+    def parameters(self) -> SchemeParameters:
+        """Return the parameters, with the packing, that fit the agreement. Raises
+        LocalProtocolError: none fit.
         """
 
     @cached_property
     def cipher(self) -> SealCipher:
-        return self.cipher_type(self.headroom.primes, self.headroom.bits, self.headroom.degree)
+        return self.cipher_type(
+            self.parameters.prime_bits,
+            self.parameters.scale_or_modulus_bits,
+            self.parameters.degree,
+        )
 
     @property
     def packing(self) -> Packing:
-        return self.headroom.packing
+        return self.parameters.packing
 
     @property
     def value_bytes(self) -> float:
         """Return the bytes sent per value of a long contribution: the bytes of a ciphertext (two
         polynomials), divided by the number of values in its slots.
         """
-        ciphertext_bytes = 2 * self.headroom.degree * self._residue_bytes
-        return ciphertext_bytes / (self.packing.slots * self.packing.fields)
+        ciphertext_bytes = 2 * self.parameters.degree * self._residue_bytes
+        return ciphertext_bytes / (self.packing.slots_per_vector * self.packing.fields_per_slot)
 
     @property
     def min_bytes(self) -> int:
         """Return the bytes sent for a contribution of one value: one ciphertext (c0, c1). If the
         scheme allows it, only the coefficients of c0 that are in use are sent.
         """
-        last_slots = self.count_last_slots(1)
-        sent_of_c0 = self.headroom.degree if last_slots is None else last_slots
-        return (sent_of_c0 + self.headroom.degree) * self._residue_bytes
+        last_slots = self.count_slots_sent_in_last(1)
+        sent_of_c0 = self.parameters.degree if last_slots is None else last_slots
+        return (sent_of_c0 + self.parameters.degree) * self._residue_bytes
 
     @property
     def _residue_bytes(self) -> int:
         """Return the bytes in which a number modulo the data prime is sent."""
-        return math.ceil(self.headroom.primes[0] / 8)
+        return math.ceil(self.parameters.prime_bits[0] / 8)
 
-    def count_last_slots(self, values: int) -> int | None:
+    def count_slots_sent_in_last(self, values: int) -> int | None:
         """Return how many slots of the last ciphertext of a contribution of this number of values
         are sent; None: all, since the scheme cannot leave any out.
         """
-        return self.packing.count_last_slots(values) if self.cipher_type.cuts_last else None
+        return (
+            self.packing.count_slots_sent_in_last(values) if self.cipher_type.can_cut_last else None
+        )
 
     def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         """Return decrypted slots as integers. Exact schemes decode integers already; approximate
@@ -188,9 +194,9 @@ class HomomorphicSum(SecureSum, ABC):
         """Return the public parameters: ring degree, primes and packing among them."""
         return {
             **super().list_parameters(),
-            "poly_degree": self.headroom.degree,
-            "primes": list(self.headroom.primes),
-            "fields": self.packing.fields,
+            "poly_degree": self.parameters.degree,
+            "primes": list(self.parameters.prime_bits),
+            "fields": self.packing.fields_per_slot,
             "field_bits": self.packing.field_bits,
         }
 
@@ -211,9 +217,9 @@ class HomomorphicSum(SecureSum, ABC):
         names = self.agreement.contributors
         values = frames[0].rows * frames[0].columns
         return self.cipher.add_ciphertexts(
-            {names[frame.party]: frame.blobs for frame in frames},
+            {names[frame.contributor_position]: frame.blobs for frame in frames},
             vectors=self.packing.count_vectors(values),
-            last_slots=self.count_last_slots(values),
+            last_slots=self.count_slots_sent_in_last(values),
         )
 
 
@@ -236,9 +242,9 @@ class KeyHolder(SumReceiver):
     def __init__(self, secure_sum: HomomorphicSum) -> None:
         """Make the role with a new key pair; the frames' fingerprint covers its public key."""
         context = secure_sum.cipher.make_key_pair()
-        self._context: SealContext | None = context
+        self._key_context: SealContext | None = context
         self._public_key = secure_sum.cipher.pack_public_key(context)
-        self._started = False
+        self._has_started = False
         super().__init__(secure_sum, secure_sum.make_frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
@@ -247,9 +253,9 @@ class KeyHolder(SumReceiver):
         LocalProtocolError: called twice, or after a refused sum.
         """
         self._require_no_refusal()
-        if self._started:
+        if self._has_started:
             raise LocalProtocolError("the key of this sum was sent already; start is called once")
-        self._started = True
+        self._has_started = True
         agreement = self._sum.agreement
         with_key = self._frames.pack_setup(self._public_key)
         without_key = self._frames.pack_setup()
@@ -260,7 +266,7 @@ class KeyHolder(SumReceiver):
 
     @property
     def is_finished(self) -> bool:
-        return self._started
+        return self._has_started
 
     def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Decrypt the sum in a frame (message); return its real numbers, (rows, columns).
@@ -272,13 +278,13 @@ class KeyHolder(SumReceiver):
         """
         described = self._sum
         values = frame.rows * frame.columns
-        assert self._context is not None
+        assert self._key_context is not None
         slots = described.cipher.decrypt(
-            self._context,
+            self._key_context,
             frame.blobs,
             described.packing.count_vectors(values),
             sender=described.agreement.aggregator,
-            last_slots=described.count_last_slots(values),
+            last_slots=described.count_slots_sent_in_last(values),
         )
         numbers = described.packing.unpack_fields(described.round_slots(slots))
         padding = numbers[values:]
@@ -287,7 +293,7 @@ class KeyHolder(SumReceiver):
         return self._dequantise_sum(numbers[:values].reshape(frame.shape), binding)
 
     def _forget_secrets(self) -> None:
-        self._context = None
+        self._key_context = None
 
 
 class Encrypter(SumContributor):
@@ -305,7 +311,7 @@ class Encrypter(SumContributor):
         others = [name for name in secure_sum.agreement.contributors if name != me]
         has_masks = secure_sum.masks == "pairwise"
         self._seeds = PairwiseSeeds(me, others, frames) if has_masks else None
-        self._key: SealContext | None = None
+        self._key_context: SealContext | None = None
         super().__init__(secure_sum, me, frames, self._seeds or NoSetup())
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
@@ -317,7 +323,7 @@ class Encrypter(SumContributor):
         """
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
-        if self._key is not None:
+        if self._key_context is not None:
             raise RemoteProtocolError(f"{sender} sent a second public key to {self.me}")
         frame = _parse_key_setup(self._frames, body, sender)
         if len(frame.blobs) != 1:
@@ -339,16 +345,16 @@ class Encrypter(SumContributor):
         # Before any attribute is set, since it may raise.
         context = self._sum.cipher.make_public_context(public_key, sender=sender)
         self._frames = frames
-        self._key = context
+        self._key_context = context
 
     def _export_secrets(self) -> dict[str, Any]:
         """Return the public key ("key") and the seeds of pairwise masks ("seeds") in hexadecimal,
         None for what this role does not have, and forget them here.
         """
         public_key = None
-        if self._key is not None:
-            public_key = self._sum.cipher.pack_public_key(self._key).hex()
-        self._key = None
+        if self._key_context is not None:
+            public_key = self._sum.cipher.pack_public_key(self._key_context).hex()
+        self._key_context = None
         seeds = None if self._seeds is None else self._seeds.export_secrets()
         return {"key": public_key, "seeds": seeds}
 
@@ -362,7 +368,7 @@ class Encrypter(SumContributor):
 
     @property
     def is_finished(self) -> bool:
-        return self._key is not None and self._setup.is_finished
+        return self._key_context is not None and self._setup.is_finished
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the public key and all mask keys have arrived."""
@@ -374,9 +380,9 @@ class Encrypter(SumContributor):
         """Return the context with the receiver's public key. Raises LocalProtocolError: the key has
         not arrived yet.
         """
-        if self._key is None:
+        if self._key_context is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
-        return self._key
+        return self._key_context
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Pack a contribution's integers into V vectors of S slots, add the pairwise masks if the
@@ -391,7 +397,7 @@ class Encrypter(SumContributor):
             # Modulo 2^64; the cipher reduces the result modulo t, which divides 2^64.
             self._seeds.add_cancelling_masks(binding, slots_VS.view(np.uint64))
         return self._sum.cipher.encrypt(
-            context, slots_VS, self._sum.count_last_slots(numbers_BD.size)
+            context, slots_VS, self._sum.count_slots_sent_in_last(numbers_BD.size)
         )
 
 
@@ -403,7 +409,7 @@ class CiphertextAdder(OneRoundAggregator):
     def __init__(self, secure_sum: HomomorphicSum) -> None:
         """Make the role, before the fingerprint has arrived."""
         super().__init__(secure_sum.make_frames(), secure_sum.add_frames)
-        self._set_up = False
+        self._is_set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take the receiver's set-up message, with a fingerprint (a digest of agreement, parameters
@@ -412,26 +418,26 @@ class CiphertextAdder(OneRoundAggregator):
         Raises RemoteProtocolError: such a message came before, or this one has a key, which the
         aggregator must not have.
         """
-        if self._set_up:
+        if self._is_set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
         frame = _parse_key_setup(self._frames, body, sender)
         if frame.blobs:
             raise RemoteProtocolError(f"{sender} sent a key to the aggregator, who must hold none")
         self._frames.fingerprint = frame.fingerprint
-        self._set_up = True
+        self._is_set_up = True
         return ()
 
     @property
     def is_finished(self) -> bool:
-        return self._set_up
+        return self._is_set_up
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        if not self._set_up:
+        if not self._is_set_up:
             raise LocalProtocolError("the aggregator has no fingerprint yet; run the setup first")
         return super().combine(bodies, binding_digest)
 
 
-def compute_fresh_noise(contributors: int, degree: int = DEGREE) -> float:
+def compute_fresh_noise(contributor_count: int, degree: int = DEGREE) -> float:
     """Return the standard deviation of the encryption noise in one coefficient of a sum of fresh
     ciphertexts, in a ring of degree N = `degree`.
 
@@ -439,12 +445,12 @@ def compute_fresh_noise(contributors: int, degree: int = DEGREE) -> float:
     and e, e0, e1 have variance 21/2 (SEAL's centred binomial). Its variance is 10.5 (1 + 4N/3) in
     each coefficient (Cheon et al. 2017, section 3.4).
 
-    `contributors`: how many ciphertexts are added.
+    `contributor_count`: how many ciphertexts are added.
     """
-    return math.sqrt(contributors * 10.5 * (1 + 4 * degree / 3))
+    return math.sqrt(contributor_count * 10.5 * (1 + 4 * degree / 3))
 
 
-def compute_slot_noise(contributors: int) -> float:
+def compute_slot_noise(contributor_count: int) -> float:
     """Return the standard deviation of the noise in a decrypted CKKS slot at scale 1, if
     encryption uses a key-switching prime.
 
@@ -453,61 +459,65 @@ def compute_slot_noise(contributors: int) -> float:
     is (1 + 2N/3) / 12 in each coefficient, in a ring of degree N; a slot's real part adds N / 2
     coefficients (Cheon et al. 2017, section 3.4). Measured for one ciphertext: 6.8e2.
 
-    `contributors`: how many ciphertexts are added.
+    `contributor_count`: how many ciphertexts are added.
     """
-    return math.sqrt(contributors * DEGREE / 2 * (1 + 2 * DEGREE / 3) / 12)
+    return math.sqrt(contributor_count * DEGREE / 2 * (1 + 2 * DEGREE / 3) / 12)
 
 
-def compute_fresh_slot_noise(contributors: int) -> float:
+def compute_fresh_slot_noise(contributor_count: int) -> float:
     """Return the standard deviation of the noise in a decrypted CKKS slot at scale 1, without a
     key-switching prime (measured 1.07e4 at M = 1).
     """
-    return compute_fresh_noise(contributors) * math.sqrt(DEGREE / 2)
+    return compute_fresh_noise(contributor_count) * math.sqrt(DEGREE / 2)
 
 
-def _compute_peak(fixed_point: FixedPoint, fields: int) -> int:
+def _compute_max_slot(fixed_point: FixedPoint, fields: int) -> int:
     """Return the largest magnitude of a slot of the sum, which holds one or two fields (integers of
     the sum side by side, see `Packing`).
     """
-    return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
+    return fixed_point.max_sum * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
 
 
-Fit = Callable[[FixedPoint, int, Ring], Headroom | None]
-"""Returns the headroom for this number of fields a slot in this ring; None if they do not fit."""
+FitParameters = Callable[[FixedPoint, int, RingSize], SchemeParameters | None]
+"""Returns the parameters for this number of fields a slot in this ring; None if they do not fit."""
 
 
-def _find_headroom(fixed_point: FixedPoint, fit: Fit, rings: Sequence[Ring]) -> Headroom:
-    """Return the parameters (headroom) of a homomorphic scheme that fit the values of a sum: in the
+def _find_parameters(
+    fixed_point: FixedPoint, fit_parameters: FitParameters, rings: Sequence[RingSize]
+) -> SchemeParameters:
+    """Return the parameters of a homomorphic scheme that fit the values of a sum: in the
     first ring in which two fields (integers) fit a slot, or else in the first ring in which one
     field does.
 
     Args:
         fixed_point: the format of the values of the sum.
-        fit: returns the headroom for a number of fields in a ring, or None if they do not fit.
+        fit_parameters: returns those for a number of fields in a ring, or None if they do not fit.
         rings: degree and bits of the primes of candidate rings, in order of preference.
 
     Raises LocalProtocolError: no ring fits; the error says how many bits of a value would fit.
     """
     # Two fields a slot halve the bytes, so they are tried in every ring before one field.
     for fields, ring in itertools.product((2, 1), rings):
-        headroom = fit(fixed_point, fields, ring)
-        if headroom is not None:
-            return headroom
+        parameters = fit_parameters(fixed_point, fields, ring)
+        if parameters is not None:
+            return parameters
     # For the error alone: the largest number of bits that one field in some ring holds.
     smaller_formats = (
         fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1)
     )
     fitting_bits = next(
-        smaller.bits for smaller in smaller_formats if any(fit(smaller, 1, ring) for ring in rings)
+        smaller.bits
+        for smaller in smaller_formats
+        if any(fit_parameters(smaller, 1, ring) for ring in rings)
     )
     _, last_primes = rings[-1]
     raise LocalProtocolError(
-        f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
-        f"prime of {last_primes[0]} bits; {fitting_bits} bits would"
+        f"sums of {fixed_point.contributor_count} values of {fixed_point.bits} bits do not fit a "
+        f"data prime of {last_primes[0]} bits; {fitting_bits} bits would"
     )
 
 
-def solve_ckks(fixed_point: FixedPoint) -> Headroom:
+def solve_ckks(fixed_point: FixedPoint) -> SchemeParameters:
     """Choose the parameters for CKKS (primes, scale and packing): the sum's slots must not
     overflow, and their noise must stay below `ROUNDING_TOLERANCE`, so that they round to the right
     integers.
@@ -517,27 +527,36 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
     Raises LocalProtocolError: no parameters fit.
     """
 
-    def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
+    def fit_parameters(
+        fixed_point: FixedPoint, fields: int, ring: RingSize
+    ) -> SchemeParameters | None:
         """Return the parameters for this number of fields (integers) in a slot, in this ring; None
         if they do not fit.
         """
         _, primes = ring
         # No coefficient of an encoded polynomial exceeds the scale times the largest slot.
-        largest_coefficient = 2 ** (primes[0] - 1) / _MARGIN
-        largest_scale = largest_coefficient / _compute_peak(fixed_point, fields)
+        largest_coefficient = 2 ** (primes[0] - 1) / _MAX_POWER_TO_PRIME
+        largest_scale = largest_coefficient / _compute_max_slot(fixed_point, fields)
         scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(largest_scale)))
         if len(primes) == 1:
-            noise = _FRESH_TAIL * compute_fresh_slot_noise(fixed_point.contributors)
+            noise = _FRESH_TAIL_DEVIATIONS * compute_fresh_slot_noise(fixed_point.contributor_count)
         else:
-            noise = _CKKS_TAIL * compute_slot_noise(fixed_point.contributors)
+            noise = _CKKS_TAIL_DEVIATIONS * compute_slot_noise(fixed_point.contributor_count)
         deviation = noise * 2.0**-scale_bits
         field_bits = fixed_point.field_bits
         if fields * field_bits > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
             return None
-        packing = Packing(fields=fields, field_bits=field_bits, slots=DEGREE // 2)
-        return Headroom(primes=primes, bits=scale_bits, packing=packing, deviation=deviation)
+        packing = Packing(
+            fields_per_slot=fields, field_bits=field_bits, slots_per_vector=DEGREE // 2
+        )
+        return SchemeParameters(
+            prime_bits=primes,
+            scale_or_modulus_bits=scale_bits,
+            packing=packing,
+            max_slot_error=deviation,
+        )
 
-    return _find_headroom(fixed_point, fit_headroom, _CKKS_RINGS)
+    return _find_parameters(fixed_point, fit_parameters, _CKKS_RINGS)
 
 
 class CkksCipher(SealCipher):
@@ -602,11 +621,11 @@ class CkksSum(HomomorphicSum):
     cipher_type: ClassVar[type[SealCipher]] = CkksCipher
 
     @cached_property
-    def headroom(self) -> Headroom:
+    def parameters(self) -> SchemeParameters:
         return solve_ckks(self.fixed_point)
 
     def list_parameters(self) -> Mapping[str, object]:
-        return {**super().list_parameters(), "scale_bits": self.headroom.bits}
+        return {**super().list_parameters(), "scale_bits": self.parameters.scale_or_modulus_bits}
 
     def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         return round_to_integers(slots, sender=self.agreement.aggregator)
@@ -618,15 +637,19 @@ def draw_ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
 
     `key`: 32 bytes of which the numbers are a function; None: they are random.
     """
-    accepted = np.zeros(0, dtype=np.uint8)
-    while len(accepted) < count:
+    accepted_bytes = np.zeros(0, dtype=np.uint8)
+    while len(accepted_bytes) < count:
         # A 256th of the bytes is rejected on average. With a 28th and 32 bytes more than needed, a
         # second round is very rare.
-        draw_key = fresh_key() if key is None else derive_key(key, len(accepted).to_bytes(8, "big"))
+        draw_key = (
+            fresh_key() if key is None else derive_key(key, len(accepted_bytes).to_bytes(8, "big"))
+        )
         stream = keystream(draw_key, b"ternary", length=count + count // 28 + 32)
-        proposals = np.frombuffer(stream, dtype=np.uint8)
-        accepted = np.concatenate((accepted, proposals[proposals < _ACCEPTED]))
-    numbers: NDArray[np.int64] = _REMAINDERS[accepted[:count]]
+        drawn_bytes = np.frombuffer(stream, dtype=np.uint8)
+        accepted_bytes = np.concatenate(
+            (accepted_bytes, drawn_bytes[drawn_bytes < _FIRST_REJECTED_BYTE])
+        )
+    numbers: NDArray[np.int64] = _TERNARY_BY_BYTE[accepted_bytes[:count]]
     return numbers
 
 
@@ -660,7 +683,7 @@ class BfvCipher(SealCipher):
 
     seal_type = seal.SCHEME_TYPE.BFV
 
-    cuts_last = True
+    can_cut_last = True
 
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
         """Make SEAL's context for `primes` (bits of the data prime q), `bits` (log2 of the plain
@@ -763,7 +786,7 @@ class BfvCipher(SealCipher):
         return numbers.view(np.uint64)
 
 
-def solve_bfv(fixed_point: FixedPoint) -> Headroom:
+def solve_bfv(fixed_point: FixedPoint) -> SchemeParameters:
     """Choose the parameters for BFV (prime, plain modulus and packing): the sum must not overflow
     the plain modulus, and its noise must be so small that decryption is exact.
 
@@ -772,24 +795,28 @@ def solve_bfv(fixed_point: FixedPoint) -> Headroom:
     Raises LocalProtocolError: no parameters fit.
     """
 
-    def fit_headroom(fixed_point: FixedPoint, fields: int, ring: Ring) -> Headroom | None:
+    def fit_parameters(
+        fixed_point: FixedPoint, fields: int, ring: RingSize
+    ) -> SchemeParameters | None:
         """Return the parameters for this number of fields (integers) in a coefficient, in this
         ring; None if they do not fit.
         """
         degree, primes = ring
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
-        contributors = fixed_point.contributors
+        contributors = fixed_point.contributor_count
         field_bits = fixed_point.field_bits
-        noise = _BFV_TAIL * compute_fresh_noise(contributors, degree) + contributors
-        plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MARGIN / noise))
-        overflows = 2 * _compute_peak(fixed_point, fields) >= 2**plain_bits
+        noise = _BFV_TAIL_DEVIATIONS * compute_fresh_noise(contributors, degree) + contributors
+        plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MAX_POWER_TO_PRIME / noise))
+        overflows = 2 * _compute_max_slot(fixed_point, fields) >= 2**plain_bits
         if overflows or fields * field_bits > EXACT_FLOAT_BITS:
             return None
-        packing = Packing(fields=fields, field_bits=field_bits, slots=degree)
-        return Headroom(primes=primes, bits=plain_bits, packing=packing, degree=degree)
+        packing = Packing(fields_per_slot=fields, field_bits=field_bits, slots_per_vector=degree)
+        return SchemeParameters(
+            prime_bits=primes, scale_or_modulus_bits=plain_bits, packing=packing, degree=degree
+        )
 
-    return _find_headroom(fixed_point, fit_headroom, _BFV_RINGS)
+    return _find_parameters(fixed_point, fit_parameters, _BFV_RINGS)
 
 
 @dataclass(frozen=True)
@@ -812,11 +839,11 @@ class BfvSum(HomomorphicSum):
     cipher_type: ClassVar[type[SealCipher]] = BfvCipher
 
     @cached_property
-    def headroom(self) -> Headroom:
+    def parameters(self) -> SchemeParameters:
         return solve_bfv(self.fixed_point)
 
     def list_parameters(self) -> Mapping[str, object]:
-        return {**super().list_parameters(), "plain_bits": self.headroom.bits}
+        return {**super().list_parameters(), "plain_bits": self.parameters.scale_or_modulus_bits}
 
 
 @dataclass(frozen=True)
@@ -832,7 +859,7 @@ class MaskedBfvSum(BfvSum):
 
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = format_sum_name(BfvSum.scheme, masks)
-    opened_with_others: ClassVar[bool] = True
+    needs_other_contributors: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
         "ring learning with errors at 128-bit security or, should active and aggregator work "
         "together, X25519 and AES-256 and two passives who tell their seeds to nobody"

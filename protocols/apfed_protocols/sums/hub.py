@@ -40,7 +40,7 @@ _START = b"start"
 _SETUP = b"letters"
 _STEP = b"step"
 _REQUEST = b"request"
-_PURPOSE = b"letter through a hub v1"
+_SIGNATURE_PURPOSE = b"letter through a hub v1"
 _SIZE = struct.Struct(">I")
 _MAX_PARTS = 4096
 _MAX_ROUNDS = 8
@@ -109,7 +109,7 @@ class Hub:
         messages are not signed.
         """
         receivers = [role for role in roles.values() if not isinstance(role, SumAggregator)]
-        agreement = receivers[0].described.agreement if len(receivers) == 1 else None
+        agreement = receivers[0].secure_sum.agreement if len(receivers) == 1 else None
         if agreement is None or {*roles} != {agreement.receiver, agreement.aggregator}:
             raise LocalProtocolError(
                 "a hub has the receiver of one sum, and its aggregator unless one party is both, "
@@ -119,15 +119,15 @@ class Hub:
         self._send = send
         self._receive = receive
         self._agreement = agreement
-        secure_sum = receivers[0].described
+        secure_sum = receivers[0].secure_sum
         self._has_two_rounds = secure_sum.rounds == 2
         self._receiver: Any = roles[agreement.receiver]
         self._aggregator: Any = roles[agreement.aggregator]
         self._signer = signer
-        self._steps = 0
+        self._next_step = 0
         # Called for their exception or warnings, which point at the caller of `hub_pump`.
         require_no_single_reader(secure_sum, hub=True, stacklevel=4)
-        if not signer.signs:
+        if not signer.is_signing:
             warn_of_unsigned_hub(secure_sum, stacklevel=4)
 
     def set_up(self) -> None:
@@ -208,9 +208,9 @@ class Hub:
         agreement = self._agreement
         flat = make_template(like)[0]
         binding = StepBinding.from_contents(
-            agreement.session, self._steps, rows=flat.digest, message=message
+            agreement.session, self._next_step, rows=flat.digest, message=message
         )
-        self._steps += 1
+        self._next_step += 1
         packet = _pack_parts(_STEP, binding.step.to_bytes(8, "big"), message)
         bodies = self._collect_bodies(dict.fromkeys(agreement.contributors, packet))
         if self._has_two_rounds:
@@ -288,7 +288,7 @@ def answer_hub(
         RemoteProtocolError: the packet is malformed or out of turn, or a set-up message in it was
             signed by another party than its sender.
     """
-    agreement = role.described.agreement
+    agreement = role.secure_sum.agreement
     signer = _Signer(identity, peers)
     hub = agreement.aggregator
     kind, *parts = _split_packet(packet, hub)
@@ -298,9 +298,9 @@ def answer_hub(
     if kind == _REQUEST and len(parts) == 1:
         return _pack_parts(_STEP, role.answer(parts[0]))
     if kind == _START and not parts:
-        require_no_single_reader(role.described, hub=True)
-        if not signer.signs:
-            warn_of_unsigned_hub(role.described)
+        require_no_single_reader(role.secure_sum, hub=True)
+        if not signer.is_signing:
+            warn_of_unsigned_hub(role.secure_sum)
         answers = list(role.start())
     elif kind == _SETUP:
         # All signatures are verified before the role gets the first message.
@@ -311,10 +311,10 @@ def answer_hub(
         answers = [answer for sender, body in bodies for answer in role.receive(sender, body)]
     else:
         raise RemoteProtocolError(f"{hub} sent {role.me} a packet that asks for nothing known")
-    reply = [_SETUP]
+    reply_parts = [_SETUP]
     for _, receiver, message in signer.sign_messages(agreement, role.me, answers):
-        reply += [receiver.encode(), message]
-    return _pack_parts(*reply)
+        reply_parts += [receiver.encode(), message]
+    return _pack_parts(*reply_parts)
 
 
 def _contribute(
@@ -335,7 +335,7 @@ def _contribute(
     own_values = values(message)
     refuse_gradients(own_values, role.me)
     flat = flatten_tree(own_values)
-    session = role.described.agreement.session
+    session = role.secure_sum.agreement.session
     binding = StepBinding.from_contents(session, step, rows=flat.digest, message=message)
     return role.contribute(flat.matrix, binding)
 
@@ -356,7 +356,7 @@ class _Signer:
         self._peers = peers or {}
 
     @property
-    def signs(self) -> bool:
+    def is_signing(self) -> bool:
         return self._identity is not None
 
     def sign_messages(
@@ -367,14 +367,14 @@ class _Signer:
         """
         return [(me, out.receiver, self._sign_body(agreement, me, out)) for out in outgoing]
 
-    def _sign_body(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
+    def _sign_body(self, agreement: SumAgreement, me: str, outgoing: Outgoing) -> bytes:
         """Return one set-up message that the party `me` sends as a signed message: a signature over
         agreement, sender, receiver and body, and then the body; the body alone without an identity.
         """
         if self._identity is None:
-            return out.body
-        context = agreement.digest, me.encode(), out.receiver.encode()
-        return self._identity.sign(_PURPOSE, *context, out.body) + out.body
+            return outgoing.body
+        context = agreement.digest, me.encode(), outgoing.receiver.encode()
+        return self._identity.sign(_SIGNATURE_PURPOSE, *context, outgoing.body) + outgoing.body
 
     def verify_message(
         self, agreement: SumAgreement, sender: str, me: str, message: bytes
@@ -391,7 +391,9 @@ class _Signer:
         signature = message[:SIGNATURE_BYTES]
         body = message[SIGNATURE_BYTES:]
         context = agreement.digest, sender.encode(), me.encode()
-        verify_signature(self._peers[sender], signature, _PURPOSE, *context, body, signer=sender)
+        verify_signature(
+            self._peers[sender], signature, _SIGNATURE_PURPOSE, *context, body, signer=sender
+        )
         return body
 
 

@@ -48,12 +48,12 @@ from apfed_protocols.sums.roles import (
     SumReceiver,
 )
 
-Elements = NDArray[np.unsignedinteger[Any]]
+RingElements = NDArray[np.unsignedinteger[Any]]
 """Numbers modulo 2^32 or 2^64, the words of their type."""
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 Word = np.dtype[np.unsignedinteger[Any]]
-_RINGS: Mapping[int, Word] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+_WORD_BY_RING_BITS: Mapping[int, Word] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 
 
 class PairwiseSeeds(KeepsSecrets):
@@ -75,9 +75,9 @@ class PairwiseSeeds(KeepsSecrets):
         self.me = me
         self._peers = tuple(peers)
         self._frames = frames
-        self._key: RunKey | None = fresh_run_key()
+        self._own_key: RunKey | None = fresh_run_key()
         self._fork_check = ForkCheck(f"{me}: this role of {frames.name}")
-        self._seeds: dict[str, bytes] = {}
+        self._seed_by_peer: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
         """Return this party's public key, to be sent to each peer."""
@@ -91,7 +91,7 @@ class PairwiseSeeds(KeepsSecrets):
         Raises RemoteProtocolError: `sender` is no peer, sent a key before, or sent no key.
         """
         self._fork_check.require_own_process()
-        if sender not in self._peers or sender in self._seeds:
+        if sender not in self._peers or sender in self._seed_by_peer:
             raise RemoteProtocolError(
                 f"{sender} sent a mask key to {self.me}, who expects one from each of "
                 f"{', '.join(self._peers) or 'nobody'}"
@@ -102,23 +102,23 @@ class PairwiseSeeds(KeepsSecrets):
         names = (self.me, sender)
         agreement = self._frames.agreement
         key = self._require_own_key()
-        self._seeds[sender] = derive_pair_seed(
-            key, frame.blobs[0], agreement, names, use=b"secure-apfed mask v1"
+        self._seed_by_peer[sender] = derive_pair_seed(
+            key, frame.blobs[0], agreement, names, purpose=b"secure-apfed mask v1"
         )
         return ()
 
     @property
     def is_finished(self) -> bool:
-        return len(self._seeds) == len(self._peers)
+        return len(self._seed_by_peer) == len(self._peers)
 
     def require_completion(self) -> None:
         """Raise LocalProtocolError while a peer's key is missing, with the peers' names, or if this
         party's secrets were destroyed.
         """
-        if self._key is None:
+        if self._own_key is None:
             self._require_own_key()  # raises an error that says why the key is missing
-        if len(self._seeds) < len(self._peers):
-            missing = [name for name in self._peers if name not in self._seeds]
+        if len(self._seed_by_peer) < len(self._peers):
+            missing = [name for name in self._peers if name not in self._seed_by_peer]
             raise LocalProtocolError(
                 f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
             )
@@ -127,23 +127,23 @@ class PairwiseSeeds(KeepsSecrets):
         """Return all secrets in hexadecimal, by name, and destroy them here: the seed shared with
         each peer under the peer's name, and this party's own private key under "".
         """
-        secrets = {"": self._require_own_key().secret_bytes(), **self._seeds}
+        secrets = {"": self._require_own_key().secret_bytes(), **self._seed_by_peer}
         self.forget_secrets()
         return {name: secret.hex() for name, secret in secrets.items()}
 
     def import_secrets(self, secrets: Mapping[str, str]) -> None:
         """Restore the secrets that `export_secrets` returned."""
         seeds = {name: bytes.fromhex(secret) for name, secret in secrets.items()}
-        self._key = RunKey.from_secret_bytes(seeds.pop(""))
-        self._seeds = seeds
+        self._own_key = RunKey.from_secret_bytes(seeds.pop(""))
+        self._seed_by_peer = seeds
 
     def forget_secrets(self) -> None:
         """Destroy this party's key and all seeds."""
         self._peers = ()
-        self._seeds = {}
-        self._key = None
+        self._seed_by_peer = {}
+        self._own_key = None
 
-    def add_cancelling_masks(self, binding: StepBinding, total: Elements) -> None:
+    def add_cancelling_masks(self, binding: StepBinding, total: RingElements) -> None:
         """Add this contributor's pairwise masks for one step to `total`, in place. Each other
         contributor adds the same mask with the opposite sign, so that the masks cancel in the sum.
 
@@ -157,7 +157,7 @@ class PairwiseSeeds(KeepsSecrets):
                 self.add_shared_mask(peer, binding, total, sign=1 if is_earlier else -1)
 
     def add_shared_mask(
-        self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
+        self, peer: str, binding: StepBinding, total: RingElements, *, sign: Literal[1, -1]
     ) -> None:
         """Add the mask that this party and `peer` share for one step to `total` in place, or with
         `sign` -1 subtract it.
@@ -165,19 +165,19 @@ class PairwiseSeeds(KeepsSecrets):
         `binding`: the step and the active's message, from which the mask is derived.
         """
         self._fork_check.require_own_process()
-        add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
+        add_keystream(total, self._seed_by_peer[peer], binding.digest, sign=sign)
 
     def _require_own_key(self) -> RunKey:
         """Return this party's private key. Raises LocalProtocolError: this is a forked process, or
         the key was destroyed.
         """
         self._fork_check.require_own_process()
-        if self._key is None:
+        if self._own_key is None:
             raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
-        return self._key
+        return self._own_key
 
 
-class StepSeals(PairwiseSeeds):
+class StepCiphers(PairwiseSeeds):
     """A party's encryption of messages to its peers, which the aggregator forwards unread, under
     keys that the party `me` agrees with each of `peers`.
 
@@ -189,37 +189,43 @@ class StepSeals(PairwiseSeeds):
     def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
         """Agree one seed with each peer as `PairwiseSeeds` does; no step was used yet."""
         super().__init__(me, peers, frames)
-        self._last_step = dict.fromkeys(peers, -1)
+        self._last_step_by_peer = dict.fromkeys(peers, -1)
 
-    def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
-        """Encrypt `text` for `peer` and return the ciphertext, which decrypts only for the same
-        step and message of the active (`binding`) and the same `shape` (rows, columns) of the
+    def seal(
+        self, peer: str, binding: StepBinding, shape: tuple[int, int], plaintext: bytes
+    ) -> bytes:
+        """Encrypt `plaintext` for `peer` and return the ciphertext, which decrypts only for the
+        same step and message of the active (`binding`) and the same `shape` (rows, columns) of the
         values.
 
         Raises LocalProtocolError: the step, which is the nonce, is not above the last step in which
         something was encrypted for this peer.
         """
-        if binding.step <= self._last_step[peer]:
+        if binding.step <= self._last_step_by_peer[peer]:
             raise LocalProtocolError(
-                f"{self.me}: step {binding.step} comes after step {self._last_step[peer]} of what "
-                f"was sealed for {peer}; a nonce is never used twice"
+                f"{self.me}: step {binding.step} comes after step {self._last_step_by_peer[peer]} "
+                f"of what was sealed for {peer}; a nonce is never used twice"
             )
-        self._last_step[peer] = binding.step
-        associated = self._make_associated_data(self.me, peer, binding, shape)
-        return self._make_cipher(self.me, peer).encrypt(_make_nonce(binding), text, associated)
+        self._last_step_by_peer[peer] = binding.step
+        associated_data = self._make_associated_data(self.me, peer, binding, shape)
+        return self._make_cipher(self.me, peer).encrypt(
+            _make_nonce(binding), plaintext, associated_data
+        )
 
-    def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
-        """Decrypt `sealed`, which `peer` encrypted by `seal`.
+    def open(
+        self, peer: str, binding: StepBinding, shape: tuple[int, int], ciphertext: bytes
+    ) -> bytes:
+        """Decrypt `ciphertext`, which `peer` encrypted by `seal`.
 
         `binding`: the step and the active's message. `shape`: (rows, columns) of the values. Both
         must be those of the encryption.
 
         Raises RemoteProtocolError: the bytes do not authenticate.
         """
-        associated = self._make_associated_data(peer, self.me, binding, shape)
+        associated_data = self._make_associated_data(peer, self.me, binding, shape)
         try:
             return self._make_cipher(peer, self.me).decrypt(
-                _make_nonce(binding), sealed, associated
+                _make_nonce(binding), ciphertext, associated_data
             )
         except InvalidTag as error:
             raise RemoteProtocolError(
@@ -235,7 +241,7 @@ class StepSeals(PairwiseSeeds):
         peer = recipient if sender == self.me else sender
         names = (sender.encode(), recipient.encode())
         self._fork_check.require_own_process()
-        return AESGCM(derive_key(self._seeds[peer], b"step seal", *names))
+        return AESGCM(derive_key(self._seed_by_peer[peer], b"step seal", *names))
 
     def _make_associated_data(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
@@ -256,7 +262,12 @@ def _make_nonce(binding: StepBinding) -> bytes:
 
 
 def derive_pair_seed(
-    key: RunKey, peer_public: bytes, agreement: SumAgreement, names: tuple[str, str], *, use: bytes
+    key: RunKey,
+    peer_public: bytes,
+    agreement: SumAgreement,
+    names: tuple[str, str],
+    *,
+    purpose: bytes,
 ) -> bytes:
     """Return the 32-byte seed that two parties share for one use; both derive the same seed, by
     X25519 and HKDF.
@@ -266,15 +277,15 @@ def derive_pair_seed(
         peer_public: the other party's public key.
         agreement: terms of the sum, whose digest salts the derivation.
         names: names of the two parties, in any order.
-        use: a label that separates seeds for different uses.
+        purpose: a label that separates seeds for different uses.
     """
     encoded_names = [name.encode() for name in sorted(names)]
-    info = use + b"".join(len(name).to_bytes(2, "big") + name for name in encoded_names)
+    info = purpose + b"".join(len(name).to_bytes(2, "big") + name for name in encoded_names)
     return key.derive_shared_key(peer_public, salt=agreement.digest, info=info)
 
 
 def add_keystream(
-    total: Elements, seed: bytes, binding_digest: bytes, *, sign: Literal[1, -1]
+    total: RingElements, seed: bytes, binding_digest: bytes, *, sign: Literal[1, -1]
 ) -> None:
     """Add the mask of one seed and step to `total` in place, or with `sign` -1 subtract it.
 
@@ -301,8 +312,8 @@ def add_keystream(
     start = 0
     for chunk in keystream_chunks(seed, b"mask", binding_digest, shape, length=total.nbytes):
         mask = np.frombuffer(chunk, dtype=total.dtype)
-        masked = flat[start : start + len(mask)]  # a view of `total`
-        add_or_subtract(masked, mask, out=masked)
+        masked_chunk = flat[start : start + len(mask)]  # a view of `total`
+        add_or_subtract(masked_chunk, mask, out=masked_chunk)
         start += len(mask)
 
 
@@ -318,8 +329,8 @@ class MaskedSum(SecureSum):
     unsafe: ClassVar[bool] = False
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = format_sum_name(scheme, masks)
-    opened_with_receiver: ClassVar[bool] = True
-    opened_with_others: ClassVar[bool] = True
+    needs_receiver_key: ClassVar[bool] = True
+    needs_other_contributors: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
         "X25519 and AES-256 being hard to break, and two passives who tell their seeds to nobody"
     )
@@ -351,7 +362,7 @@ class MaskedSum(SecureSum):
     @cached_property
     def word(self) -> Word:
         """Return the dtype of one ring element, little-endian unsigned of `ring_bits` bits."""
-        return _RINGS[self.ring_bits]
+        return _WORD_BY_RING_BITS[self.ring_bits]
 
     @property
     def value_bytes(self) -> float:
@@ -374,7 +385,7 @@ class MaskedSum(SecureSum):
         values_BD: FloatArray,
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
-    ) -> Elements:
+    ) -> RingElements:
         """Return what one contributor adds to the sum, as elements of the ring of integers modulo
         2^32 or 2^64, (B, D): its rows, clipped and in fixed point, plus the noise.
 
@@ -396,20 +407,20 @@ class MaskedSum(SecureSum):
         Raises RemoteProtocolError: a contribution does not have exactly one blob of the right size.
         """
         for frame in frames:
-            frame.require_blobs(self.agreement.contributors[frame.party], 1)
+            frame.require_blobs(self.agreement.contributors[frame.contributor_position], 1)
         return (self.add_elements(frames).tobytes(),)
 
-    def add_elements(self, frames: Sequence[Frame]) -> Elements:
+    def add_elements(self, frames: Sequence[Frame]) -> RingElements:
         """Return the sum of the ring elements in the first blobs of contributions,
         (rows, columns).
         """
         names = self.agreement.contributors
-        total = self.parse_elements(frames[0], names[frames[0].party]).copy()
+        total = self.parse_elements(frames[0], names[frames[0].contributor_position]).copy()
         for frame in frames[1:]:
-            total += self.parse_elements(frame, names[frame.party])
+            total += self.parse_elements(frame, names[frame.contributor_position])
         return total
 
-    def parse_elements(self, frame: Frame, sender: str) -> Elements:
+    def parse_elements(self, frame: Frame, sender: str) -> RingElements:
         """Return the ring elements in the first blob of a frame, as a read-only view (rows,
         columns).
 
@@ -427,15 +438,15 @@ class MaskedSum(SecureSum):
 class _MaskedContributor(SumContributor):
     """A passive's role, which masks its numbers and needs no encryption."""
 
-    def __init__(self, masked: MaskedSum, me: str) -> None:
+    def __init__(self, secure_sum: MaskedSum, me: str) -> None:
         """Make the role, whose set-up agrees one seed with each other contributor and one with the
         receiver.
         """
-        agreement = masked.agreement
-        frames = masked.make_frames()
+        agreement = secure_sum.agreement
+        frames = secure_sum.make_frames()
         others = [name for name in agreement.contributors if name != me]
         self._seeds = PairwiseSeeds(me, (*others, agreement.receiver), frames)
-        super().__init__(masked, me, frames, self._seeds)
+        super().__init__(secure_sum, me, frames, self._seeds)
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Add all masks of this contributor for one step: one shared with each other contributor,
@@ -460,12 +471,12 @@ class MaskedReceiver(SumReceiver):
 
     _sum: MaskedSum
 
-    def __init__(self, masked: MaskedSum) -> None:
+    def __init__(self, secure_sum: MaskedSum) -> None:
         """Make the role, whose set-up agrees one seed with each contributor."""
-        agreement = masked.agreement
-        frames = masked.make_frames()
+        agreement = secure_sum.agreement
+        frames = secure_sum.make_frames()
         self._seeds = PairwiseSeeds(agreement.receiver, agreement.contributors, frames)
-        super().__init__(masked, frames, self._seeds)
+        super().__init__(secure_sum, frames, self._seeds)
 
     def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Subtract from the sum in a frame (message) the masks that this party shares with the
@@ -478,8 +489,8 @@ class MaskedReceiver(SumReceiver):
         for peer in self._list_contributors(frame):
             self._seeds.add_shared_mask(peer, binding, total_BD, sign=-1)
         # Elements of the upper half of the ring are negative numbers.
-        signed = np.dtype(f"<i{self._sum.word.itemsize}")
-        return self._dequantise_sum(total_BD.view(signed), binding)
+        signed_word = np.dtype(f"<i{self._sum.word.itemsize}")
+        return self._dequantise_sum(total_BD.view(signed_word), binding)
 
     def _list_contributors(self, frame: Frame) -> Sequence[str]:
         """Return the contributors whose values are in the sum: all of them. A sum that may lack

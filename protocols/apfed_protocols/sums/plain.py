@@ -51,8 +51,8 @@ class PlainSum(SecureSum):
     scheme: ClassVar[str] = "plain"
     name: ClassVar[str] = "plain"
     unsafe: ClassVar[bool] = True
-    opened_with_receiver: ClassVar[bool] = False
-    opened_with_others: ClassVar[bool] = False
+    needs_receiver_key: ClassVar[bool] = False
+    needs_other_contributors: ClassVar[bool] = False
     rests_on: ClassVar[str] = "nothing"
     leaks: ClassVar[SumLeaks] = SumLeaks(
         contribution=Reading(
@@ -98,11 +98,15 @@ class PlainSum(SecureSum):
         """
         return super().compute_rounding_error() if self.quantise else 0.0
 
-    def row_bound(self) -> float | None:
-        return super().row_bound() if self.clip or self.quantise else None
+    def get_clip_norm(self) -> float | None:
+        return super().get_clip_norm() if self.clip or self.quantise else None
 
     def list_parameters(self) -> Mapping[str, object]:
-        return {**super().list_parameters(), "clip": self.clip, "quantise": self.quantise}
+        return {
+            **super().list_parameters(),
+            "clip": self.clip,
+            "quantise": self.quantise,
+        }
 
     def encode_contribution(
         self,
@@ -140,7 +144,10 @@ class PlainSum(SecureSum):
         and some float64.
         """
         names = self.agreement.contributors
-        addends = [self.parse_values(frame, names[frame.party], addends=1) for frame in frames]
+        addends = [
+            self.parse_values(frame, names[frame.contributor_position], addend_count=1)
+            for frame in frames
+        ]
         if len({addend.dtype for addend in addends}) > 1:
             raise RemoteProtocolError(
                 "some passives contributed float32 and some float64; all must use one precision"
@@ -152,7 +159,7 @@ class PlainSum(SecureSum):
                 total += addend
         return (total.tobytes(),)
 
-    def parse_values(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
+    def parse_values(self, frame: Frame, sender: str, *, addend_count: int) -> NDArray[Any]:
         """Return the values in a frame (message), (rows, columns).
 
         `addends`: how many contributions were added: 1 in a contribution, all in a sum.
@@ -170,7 +177,7 @@ class PlainSum(SecureSum):
             )
         blob = frame.blobs[0]
         values: NDArray[Any] = np.frombuffer(blob, dtype=dtype_by_size[len(blob)])
-        limit = addends * self.fixed_point.largest
+        limit = addend_count * self.fixed_point.max_contribution
         is_in_range = -limit <= values.min() <= values.max() <= limit
         if (self.quantise and not is_in_range) or not np.isfinite(values).all():
             raise RemoteProtocolError(f"{sender} sent values beyond the agreed range, or NaN")
@@ -199,7 +206,7 @@ class PlainReceiver(SumReceiver):
         """Return the sum in real numbers, in this machine's byte order."""
         agreement = self._sum.agreement
         total_BD = self._sum.parse_values(
-            frame, agreement.aggregator, addends=len(agreement.contributors)
+            frame, agreement.aggregator, addend_count=len(agreement.contributors)
         )
         if self._sum.quantise:
             return self._dequantise_sum(total_BD.astype(np.int64), binding)

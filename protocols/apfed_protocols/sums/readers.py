@@ -40,9 +40,9 @@ class ReadableSum(Protocol):
     """A sum as far as it decides who reads one contribution.
 
     Attributes:
-        opened_with_receiver: whether a contribution alone opens only with what the receiver holds.
-        opened_with_others: whether it opens only with what all other contributors hold.
-        least: contributors without whom a step has no sum.
+        needs_receiver_key: whether a contribution alone opens only with what the receiver holds.
+        needs_other_contributors: whether it opens only with what all other contributors hold.
+        min_contributors: the least number of contributors with which a step has a sum.
     """
 
     @property
@@ -52,11 +52,11 @@ class ReadableSum(Protocol):
     @property
     def unsafe(self) -> bool: ...
     @property
-    def opened_with_receiver(self) -> bool: ...
+    def needs_receiver_key(self) -> bool: ...
     @property
-    def opened_with_others(self) -> bool: ...
+    def needs_other_contributors(self) -> bool: ...
     @property
-    def least(self) -> int: ...
+    def min_contributors(self) -> int: ...
     @property
     def allow_single_reader(self) -> bool: ...
 
@@ -67,15 +67,16 @@ class Readers:
 
     Attributes:
         parties: names of the parties in the set, sorted.
-        reads: the contributor whose contribution they read, who is not among them.
-        how: the way, as a clause that continues "X can read the contribution of Y: ...".
-        boxes: the number of computers that these parties run; 1: one computer reads it alone.
+        victim: the contributor whose contribution they read, who is not among them.
+        way: how they read it, as a clause that continues "X can read the contribution of Y: ...".
+        computer_count: the number of computers that these parties run; 1: one computer reads it
+            alone.
     """
 
     parties: tuple[str, ...]
-    reads: str
-    how: str
-    boxes: int
+    victim: str
+    way: str
+    computer_count: int
 
 
 def find_readers(
@@ -105,7 +106,9 @@ def find_readers(
             if parties & parties_at_hub:
                 computers += 1
             readers.append(
-                Readers(parties=tuple(sorted(parties)), reads=name, how=way, boxes=computers)
+                Readers(
+                    parties=tuple(sorted(parties)), victim=name, way=way, computer_count=computers
+                )
             )
     return tuple(readers)
 
@@ -129,14 +132,14 @@ def _find_ways(
 
     # From the message, which the aggregator gets: whoever has the keys or masks that protect it.
     holders = {aggregator}
-    if secure_sum.opened_with_receiver:
+    if secure_sum.needs_receiver_key:
         holders.add(receiver)
-    if secure_sum.opened_with_others:
+    if secure_sum.needs_other_contributors:
         holders |= others
     yield frozenset(holders), "opens a contribution on its way with what it holds"
 
     # From two sums, one of them without the victim, if a sum may lack a contributor.
-    if secure_sum.least < len(agreement.contributors):
+    if secure_sum.min_contributors < len(agreement.contributors):
         yield (
             frozenset({receiver}),
             "asks twice, the second time without one contributor, and subtracts the two sums",
@@ -160,9 +163,13 @@ def describe_readers(secure_sum: ReadableSum, *, hub: bool = False, signed: bool
     victims_by_readers: dict[tuple[str, str, str], list[str]] = {}
     for readers in find_readers(secure_sum, hub=hub, signed=signed):
         names = _name_parties(secure_sum.agreement, readers)
-        computers = "one computer" if readers.boxes == 1 else f"{readers.boxes} computers together"
-        victims = victims_by_readers.setdefault((names, computers, readers.how), [])
-        victims.append(readers.reads)
+        computers = (
+            "one computer"
+            if readers.computer_count == 1
+            else f"{readers.computer_count} computers together"
+        )
+        victims = victims_by_readers.setdefault((names, computers, readers.way), [])
+        victims.append(readers.victim)
     contributors = len(secure_sum.agreement.contributors)
     lines = []
     for (names, computers, way), victims in victims_by_readers.items():
@@ -201,14 +208,16 @@ def require_no_single_reader(
     if secure_sum.unsafe:
         return
     agreement = secure_sum.agreement
-    single_readers = [reader for reader in find_readers(secure_sum, hub=hub) if reader.boxes == 1]
+    single_readers = [
+        reader for reader in find_readers(secure_sum, hub=hub) if reader.computer_count == 1
+    ]
     if not single_readers:
         return
     first = single_readers[0]
     computer = " and ".join(first.parties)
     if hub and len(first.parties) > 1:
         computer = f"the hub, which is {computer},"
-    sentence = f"{secure_sum.name}: {computer} alone can read one contribution: {first.how}"
+    sentence = f"{secure_sum.name}: {computer} alone can read one contribution: {first.way}"
     # An agreement with one contributor exists only with `allow_single`.
     is_only_contributor = len(agreement.contributors) == 1
     if not secure_sum.allow_single_reader and not is_only_contributor:
@@ -231,7 +240,7 @@ def _suggest_remedy(secure_sum: ReadableSum, *, hub: bool) -> str:
     `hub`: whether one computer runs receiver and aggregator, as `hub_pump` does.
     """
     contributors = len(secure_sum.agreement.contributors)
-    if secure_sum.least < contributors:
+    if secure_sum.min_contributors < contributors:
         return f"Leave threshold out, or say threshold={contributors}: all must answer then"
     if hub:
         return 'Take a sum under masks ("masked", "masked bfv"), or combine at another party'

@@ -66,10 +66,10 @@ from apfed_protocols.sums.interface import (
     format_sum_name,
 )
 from apfed_protocols.sums.masked import (
-    Elements,
     MaskedReceiver,
     MaskedSum,
     PairwiseSeeds,
+    RingElements,
     add_keystream,
     derive_pair_seed,
 )
@@ -79,13 +79,13 @@ _PRIME = 2**128 - 159  # the largest whose numbers fit
 SECRET_BYTES = 16
 """Bytes of a secret, and of each share of it."""
 _PUBLIC_BYTES = _DIGEST_BYTES = 32
-_HOLDER_BYTES = _PUBLIC_BYTES + 2 * SECRET_BYTES
+_HOLDER_SHARES_BYTES = _PUBLIC_BYTES + 2 * SECRET_BYTES
 ANNOUNCEMENT_BYTES = _PUBLIC_BYTES + _DIGEST_BYTES
 """Bytes of what one passive tells all, for one step."""
-PARCEL_BYTES = _HOLDER_BYTES + SEAL_OVERHEAD_BYTES
+PARCEL_BYTES = _HOLDER_SHARES_BYTES + SEAL_OVERHEAD_BYTES
 """Bytes of what one passive seals for another, for one step."""
-_SETUP = b"setup"
-_STEP_MASK = b"secure-apfed step mask v1"
+_SETUP_ASSOCIATED_DATA = b"setup"
+_STEP_MASK_PURPOSE = b"secure-apfed step mask v1"
 _DIGEST_OF_NO_MESSAGE = hashlib.sha256(b"").digest()
 _REQUEST_DIGEST_BYTES = 16
 _CREATE_TABLE = "CREATE TABLE IF NOT EXISTS circles (mark TEXT PRIMARY KEY, circle TEXT)"
@@ -105,16 +105,16 @@ class Announcement:
     """The public part of a passive's secrets of one step.
 
     Attributes:
-        public: the passive's X25519 public key for pairwise masks, 32 bytes.
-        commitment: SHA-256 of its self-mask seed.
+        public_key: the passive's X25519 public key for pairwise masks, 32 bytes.
+        seed_commitment: SHA-256 of its self-mask seed.
     """
 
-    public: bytes
-    commitment: bytes
+    public_key: bytes
+    seed_commitment: bytes
 
     def pack(self) -> bytes:
         """Encode the announcement in `ANNOUNCEMENT_BYTES`."""
-        return self.public + self.commitment
+        return self.public_key + self.seed_commitment
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Announcement":
@@ -133,31 +133,31 @@ class HolderShares(KeepsSecrets):
     """The shares of one passive's secrets of one step that another passive, their holder, gets.
 
     Attributes:
-        public: the dealer's X25519 public key for pairwise masks, 32 bytes.
+        dealer_public_key: the dealer's X25519 public key for pairwise masks, 32 bytes.
         key_share: Shamir share of the secret behind that key, 16 bytes.
         seed_share: Shamir share of the secret behind the self-mask seed, 16 bytes.
     """
 
-    public: bytes
+    dealer_public_key: bytes
     key_share: bytes = field(repr=False)
     seed_share: bytes = field(repr=False)
 
     def pack(self) -> bytes:
         """Encode the shares, to be encrypted for their holder."""
-        return self.public + self.key_share + self.seed_share
+        return self.dealer_public_key + self.key_share + self.seed_share
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "HolderShares":
         """Decode the decrypted message with which the passive `sender` gives this one shares of its
         secrets. Raises RemoteProtocolError: the bytes have another size.
         """
-        if len(data) != _HOLDER_BYTES:
+        if len(data) != _HOLDER_SHARES_BYTES:
             raise RemoteProtocolError(
-                f"{sender} dealt shares in {len(data)} bytes, expected {_HOLDER_BYTES}"
+                f"{sender} dealt shares in {len(data)} bytes, expected {_HOLDER_SHARES_BYTES}"
             )
         key_share_end = _PUBLIC_BYTES + SECRET_BYTES
         return cls(
-            public=data[:_PUBLIC_BYTES],
+            dealer_public_key=data[:_PUBLIC_BYTES],
             key_share=data[_PUBLIC_BYTES:key_share_end],
             seed_share=data[key_share_end:],
         )
@@ -179,84 +179,93 @@ class StepKeys(KeepsSecrets):
         """
         key_secret = _pack_number(_draw_number())
         seed_secret = _pack_number(_draw_number())
-        self.key = _derive_mask_key(key_secret, agreement, owner)
-        self.seed = _derive_self_mask_seed(seed_secret, agreement, owner)
+        self.mask_key = _derive_mask_key(key_secret, agreement, owner)
+        self.self_mask_seed = _derive_self_mask_seed(seed_secret, agreement, owner)
         self._agreement = agreement
-        holders = len(agreement.contributors)
-        self._key_shares = split_secret(key_secret, threshold=threshold, holders=holders)
-        self._seed_shares = split_secret(seed_secret, threshold=threshold, holders=holders)
+        holder_count = len(agreement.contributors)
+        self._key_shares = split_secret(key_secret, threshold=threshold, holder_count=holder_count)
+        self._seed_shares = split_secret(
+            seed_secret, threshold=threshold, holder_count=holder_count
+        )
 
     @property
     def announcement(self) -> Announcement:
         """Return the public part: the public mask key and the commitment to the self-mask seed."""
-        return Announcement(self.key.public, _commit_seed(self.seed))
+        return Announcement(self.mask_key.public, _commit_seed(self.self_mask_seed))
 
     def pick_shares(self, holder: str) -> HolderShares:
         """Return the public key and the shares of the two secrets for the contributor `holder`."""
         position = self._agreement.find_position(holder)
         return HolderShares(
-            self.key.public, self._key_shares[position], self._seed_shares[position]
+            self.mask_key.public, self._key_shares[position], self._seed_shares[position]
         )
 
 
 def _rebuild_key(
-    shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
+    share_by_position: Mapping[int, bytes],
+    announcement: Announcement,
+    agreement: SumAgreement,
+    owner: str,
 ) -> RunKey:
     """Rebuild the key pair for pairwise masks of a passive that dropped out from shares of the
     secret behind it, so that these masks can be subtracted from the sum.
 
     Args:
-        shares: Shamir shares of the secret, as many as the threshold, by the position of their
-            holder.
-        announced: what the owner announced for this step, with its public key.
+        share_by_position: Shamir shares of the secret, as many as the threshold, by the position of
+            their holder.
+        announcement: what the owner announced for this step, with its public key.
         agreement: salts the derivation of the key.
         owner: the passive whose key it is.
 
     Raises RemoteProtocolError: the result is not the key that its owner announced.
     """
-    key = _derive_mask_key(join_shares(shares), agreement, owner)
-    if key.public != announced.public:
+    key = _derive_mask_key(join_shares(share_by_position), agreement, owner)
+    if key.public != announcement.public_key:
         raise _make_share_error(owner)
     return key
 
 
 def rebuild_seed(
-    shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
+    share_by_position: Mapping[int, bytes],
+    announcement: Announcement,
+    agreement: SumAgreement,
+    owner: str,
 ) -> bytes:
     """Rebuild the self-mask seed of a passive whose contribution is in the sum, from shares of the
     secret behind it, so that the self-mask can be subtracted from the sum.
 
     Args:
-        shares: Shamir shares of the secret, as many as the threshold, by the position of their
-            holder.
-        announced: what the owner announced for this step, with a commitment to the seed.
+        share_by_position: Shamir shares of the secret, as many as the threshold, by the position of
+            their holder.
+        announcement: what the owner announced for this step, with a commitment to the seed.
         agreement: salts the derivation of the seed.
         owner: the passive whose seed it is.
 
     Raises RemoteProtocolError: the result is not the seed that its owner committed to.
     """
-    seed = _derive_self_mask_seed(join_shares(shares), agreement, owner)
-    if _commit_seed(seed) != announced.commitment:
+    seed = _derive_self_mask_seed(join_shares(share_by_position), agreement, owner)
+    if _commit_seed(seed) != announcement.seed_commitment:
         raise _make_share_error(owner)
     return seed
 
 
-def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
-    """Split a secret into one share for each of `holders` holders (Shamir 1979); return the shares
-    in the holders' order, 16 bytes each.
+def split_secret(secret: bytes, *, threshold: int, holder_count: int) -> Sequence[bytes]:
+    """Split a secret into one share for each of `holder_count` holders (Shamir 1979); return the
+    shares in the holders' order, 16 bytes each.
 
-    Any `threshold` shares (1 to `holders`) determine the secret; fewer reveal nothing about it.
+    Any `threshold` shares (1 to `holder_count`) determine the secret; fewer reveal nothing about
+    it.
 
     `secret`: 16 bytes, a number below the prime 2^128 - 159, in big-endian order.
 
     Raises LocalProtocolError: the secret or the threshold is out of range.
     """
     number = int.from_bytes(secret, "big")
-    if len(secret) != SECRET_BYTES or number >= _PRIME or not 1 <= threshold <= holders:
+    if len(secret) != SECRET_BYTES or number >= _PRIME or not 1 <= threshold <= holder_count:
         raise LocalProtocolError(
             f"a secret of {SECRET_BYTES} bytes, a number below 2^128 - 159, is shared among at "
             "least `threshold` holders, got "
-            f"{len(secret)} bytes, threshold {threshold} and {holders} holders"
+            f"{len(secret)} bytes, threshold {threshold} and {holder_count} holders"
         )
     # A random polynomial of degree threshold - 1, the coefficient of the highest power first; its
     # value at 0 is the secret.
@@ -270,36 +279,38 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
             value = (value * position + coefficient) % _PRIME
         return _pack_number(value)
 
-    return [evaluate_share(holder + 1) for holder in range(holders)]
+    return [evaluate_share(holder + 1) for holder in range(holder_count)]
 
 
-def join_shares(shares: Mapping[int, bytes]) -> bytes:
+def join_shares(share_by_position: Mapping[int, bytes]) -> bytes:
     """Return the secret, 16 bytes, from Shamir shares: the value at 0 of the polynomial through
     them, modulo the prime.
 
     If there are fewer shares than the threshold, or one is false, other bytes are returned and no
     error is raised.
 
-    `shares`: shares of 16 bytes by the position of their holder, from 0.
+    `share_by_position`: shares of 16 bytes by the position of their holder, from 0.
 
     Raises LocalProtocolError: there are no shares, or one has another size.
     """
-    if not shares or any(len(share) != SECRET_BYTES for share in shares.values()):
+    if not share_by_position or any(
+        len(share) != SECRET_BYTES for share in share_by_position.values()
+    ):
         raise LocalProtocolError(f"a secret is joined from shares of {SECRET_BYTES} bytes each")
-    weights = _compute_weights(tuple(shares))
-    numbers = [int.from_bytes(share, "big") for share in shares.values()]
-    secret = sum(weight * number for weight, number in zip(weights, numbers, strict=True))
+    weights = _compute_lagrange_weights(tuple(share_by_position))
+    share_numbers = [int.from_bytes(share, "big") for share in share_by_position.values()]
+    secret = sum(weight * number for weight, number in zip(weights, share_numbers, strict=True))
     return _pack_number(secret % _PRIME)
 
 
 @lru_cache(maxsize=64)
-def _compute_weights(holders: tuple[int, ...]) -> tuple[int, ...]:
+def _compute_lagrange_weights(holder_positions: tuple[int, ...]) -> tuple[int, ...]:
     """Return the Lagrange weight of each holder's Shamir share: the secret, which is the
     polynomial's value at 0, is the weighted sum of the shares, modulo the prime.
 
-    `holders`: positions from 0; a share is the polynomial's value at its holder's position + 1.
+    `holder_positions`: from 0; a share is the polynomial's value at its holder's position + 1.
     """
-    points = [holder + 1 for holder in holders]
+    points = [holder + 1 for holder in holder_positions]
 
     def compute_weight(point: int) -> int:
         """Return the product of other / (other - point) over all other points, modulo the prime."""
@@ -410,12 +421,12 @@ class RecoverableSum(MaskedSum):
 
     def __post_init__(self) -> None:
         """Raise LocalProtocolError unless the threshold is above M / 2."""
-        contributors = len(self.agreement.contributors)
-        if 2 * self.threshold <= contributors:
+        contributor_count = len(self.agreement.contributors)
+        if 2 * self.threshold <= contributor_count:
             raise LocalProtocolError(
-                f"threshold {self.threshold} of {contributors} contributors is not above half of "
-                f"them: an aggregator could open single contributions; take "
-                f"{contributors // 2 + 1} or more"
+                f"threshold {self.threshold} of {contributor_count} contributors is not above "
+                f"half of them: an aggregator could open single contributions; take "
+                f"{contributor_count // 2 + 1} or more"
             )
         super().__post_init__()
 
@@ -426,12 +437,14 @@ class RecoverableSum(MaskedSum):
         Without an agreed threshold it is M, the number of all contributors; with
         `allow_single_reader` it is then floor(2M / 3) + 1 (`usual_threshold`).
         """
-        contributors = len(self.agreement.contributors)
-        default = usual_threshold(contributors) if self.allow_single_reader else contributors
+        contributor_count = len(self.agreement.contributors)
+        default = (
+            usual_threshold(contributor_count) if self.allow_single_reader else contributor_count
+        )
         return self.agreement.threshold or default
 
     @property
-    def least(self) -> int:
+    def min_contributors(self) -> int:
         return self.threshold
 
     def make_receiver(self) -> "RecoverableReceiver":
@@ -469,24 +482,24 @@ class RecoverableSum(MaskedSum):
 
 
 @dataclass(frozen=True)
-class _Step(KeepsSecrets):
+class _StepSecrets(KeepsSecrets):
     """A contributor's secrets for one step.
 
     Attributes:
-        keys: the contributor's own two secrets and their shares for the others.
-        shares: shares of the other contributors' secrets that this one holds, by the contributor
-            whose secrets they are.
+        own_keys: the contributor's own two secrets and their shares for the others.
+        shares_by_dealer: shares of the other contributors' secrets that this one holds, by the
+            contributor whose secrets they are.
     """
 
-    keys: StepKeys
-    shares: dict[str, HolderShares]
+    own_keys: StepKeys
+    shares_by_dealer: dict[str, HolderShares]
 
 
-def usual_threshold(contributors: int) -> int:
-    """Return floor(2M / 3) + 1, at most M, the threshold for M = `contributors` that protects from
-    fewer than M / 3 colluding passives.
+def usual_threshold(contributor_count: int) -> int:
+    """Return floor(2M / 3) + 1, at most M, the threshold for M = `contributor_count` that protects
+    from fewer than M / 3 colluding passives.
     """
-    return min(contributors, 2 * contributors // 3 + 1)
+    return min(contributor_count, 2 * contributor_count // 3 + 1)
 
 
 class ContributorLog:
@@ -654,22 +667,22 @@ class RecoverableContributor(SumContributor):
         """
         agreement = secure_sum.agreement
         frames = secure_sum.make_frames()
-        self._seeds_with_active = PairwiseSeeds(me, (agreement.receiver,), frames)
-        super().__init__(secure_sum, me, frames, self._seeds_with_active)
-        self._others = tuple(name for name in agreement.contributors if name != me)
-        self._link_key = fresh_run_key()
-        self._links = {
+        self._mask_agreement_with_active = PairwiseSeeds(me, (agreement.receiver,), frames)
+        super().__init__(secure_sum, me, frames, self._mask_agreement_with_active)
+        self._other_contributors = tuple(name for name in agreement.contributors if name != me)
+        self._own_link_key = fresh_run_key()
+        self._link_by_peer = {
             name: SealedLink(
-                me=me, peer=name, run_key=self._link_key, contract_hash=agreement.digest
+                me=me, peer=name, run_key=self._own_link_key, contract_hash=agreement.digest
             )
-            for name in self._others
+            for name in self._other_contributors
         }
         # The passives whose shares for the first step have not arrived.
-        self._missing_dealers = set(self._others)
+        self._peers_without_shares = set(self._other_contributors)
         # The secrets for the next contribution; None while a contribution waits for its request.
-        self._next_step: _Step | None = _Step(self._make_step_keys(), {})
+        self._next_secrets: _StepSecrets | None = _StepSecrets(self._make_step_keys(), {})
         # The step that waits for its request, and this passive's secrets for the step after it.
-        self._pending: tuple[_Step, StepKeys] | None = None
+        self._unanswered_step: tuple[_StepSecrets, StepKeys] | None = None
         self.contributor_log = ContributorLog() if contributor_log is None else contributor_log
         # The digests by which the log recognises the active's request that was answered last.
         self._request_digests: tuple[str, ...] = ()
@@ -678,14 +691,16 @@ class RecoverableContributor(SumContributor):
         """Return the first set-up messages: a mask key for the active, a link key for each other
         contributor, and the announcement of the first step's keys for the aggregator.
         """
-        assert self._next_step is not None
-        announced = self._next_step.keys.announcement.pack()
+        assert self._next_secrets is not None
+        announcement = self._next_secrets.own_keys.announcement.pack()
         to_contributors = [
-            Outgoing(peer, self._frames.pack_setup(self._link_key.public, link.hello))
-            for peer, link in self._links.items()
+            Outgoing(peer, self._frames.pack_setup(self._own_link_key.public, link.hello))
+            for peer, link in self._link_by_peer.items()
         ]
-        to_aggregator = Outgoing(self._sum.agreement.aggregator, self._frames.pack_setup(announced))
-        return (*self._seeds_with_active.start(), *to_contributors, to_aggregator)
+        to_aggregator = Outgoing(
+            self._sum.agreement.aggregator, self._frames.pack_setup(announcement)
+        )
+        return (*self._mask_agreement_with_active.start(), *to_contributors, to_aggregator)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take a set-up message, and return the messages to send.
@@ -697,40 +712,40 @@ class RecoverableContributor(SumContributor):
         Raises RemoteProtocolError: the message is malformed or unexpected.
         """
         if sender == self._sum.agreement.receiver:
-            return self._seeds_with_active.receive(sender, body)
-        step = self._next_step
-        if sender not in self._missing_dealers or step is None:
+            return self._mask_agreement_with_active.receive(sender, body)
+        step_secrets = self._next_secrets
+        if sender not in self._peers_without_shares or step_secrets is None:
             raise RemoteProtocolError(
                 f"{sender} sent a setup message to {self.me}, who expects two from each of "
-                f"{', '.join(self._others) or 'nobody'}"
+                f"{', '.join(self._other_contributors) or 'nobody'}"
             )
         frame = self._frames.parse_own_setup(body, sender, self.me)
-        link = self._links[sender]
+        link = self._link_by_peer[sender]
         is_second_message = link.has_keys
         frame.require_blobs(sender, 1 if is_second_message else 2)
         if is_second_message:
-            packed_shares = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
-            step.shares[sender] = HolderShares.parse(packed_shares, sender=sender)
-            self._missing_dealers.remove(sender)
+            packed_shares = link.open(frame.blobs[0], sequence=0, associated=_SETUP_ASSOCIATED_DATA)
+            step_secrets.shares_by_dealer[sender] = HolderShares.parse(packed_shares, sender=sender)
+            self._peers_without_shares.remove(sender)
             return ()
         link.agree(*frame.blobs)
-        shares_for_sender = step.keys.pick_shares(sender).pack()
-        parcel = link.seal(shares_for_sender, sequence=0, associated=_SETUP)
+        shares_for_sender = step_secrets.own_keys.pick_shares(sender).pack()
+        parcel = link.seal(shares_for_sender, sequence=0, associated=_SETUP_ASSOCIATED_DATA)
         return (Outgoing(sender, self._frames.pack_setup(parcel)),)
 
     @property
     def is_finished(self) -> bool:
-        return self._seeds_with_active.is_finished and not self._missing_dealers
+        return self._mask_agreement_with_active.is_finished and not self._peers_without_shares
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError, which names the missing peers, unless all keys, and the shares
         for the first step, have arrived.
         """
-        self._seeds_with_active.require_completion()
-        if self._missing_dealers:
+        self._mask_agreement_with_active.require_completion()
+        if self._peers_without_shares:
             raise LocalProtocolError(
-                f"{self.me} holds no keys of {', '.join(sorted(self._missing_dealers))}; run the "
-                "setup first"
+                f"{self.me} holds no keys of {', '.join(sorted(self._peers_without_shares))}; run "
+                "the setup first"
             )
 
     def _remember_request(self, values_BD: FloatArray, binding: StepBinding) -> None:
@@ -751,44 +766,52 @@ class RecoverableContributor(SumContributor):
 
         Raises LocalProtocolError: the aggregator never asked about the last contribution.
         """
-        step = self._next_step
-        self._next_step = None  # a step's secrets are used once
-        if step is None:
+        step_secrets = self._next_secrets
+        self._next_secrets = None  # a step's secrets are used once
+        if step_secrets is None:
             raise LocalProtocolError(
                 f"the last contribution of {self.me} was never asked about, so it has no keys for "
                 "another step; its session is over, open a new one"
             )
-        self._add_masks(numbers_BD, step, binding)
+        self._add_masks(numbers_BD, step_secrets, binding)
         next_keys = self._make_step_keys()
-        associated = self._make_associated_data(step, binding.digest)
+        associated_data = self._make_associated_data(step_secrets, binding.digest)
         # In the agreement's order, by which the aggregator finds each receiver's parcel.
         parcels = [
-            self._seal_parcel(peer, next_keys, associated)
-            for peer in self._others
-            if peer in step.shares
+            self._seal_parcel(peer, next_keys, associated_data)
+            for peer in self._other_contributors
+            if peer in step_secrets.shares_by_dealer
         ]
-        self._pending = step, next_keys
+        self._unanswered_step = step_secrets, next_keys
         return numbers_BD.tobytes(), next_keys.announcement.pack(), *parcels
 
-    def _add_masks(self, total_BD: Elements, step: _Step, binding: StepBinding) -> None:
+    def _add_masks(
+        self, total_BD: RingElements, step_secrets: _StepSecrets, binding: StepBinding
+    ) -> None:
         """Add the self-mask, the masks shared with the other passives (Bonawitz et al. 2017,
         section 4.2) and the mask shared with the active, in place.
 
         Args:
             total_BD: B rows of D fixed-point integers modulo 2^32 or 2^64.
-            step: this passive's secrets of the step.
+            step_secrets: this passive's secrets of the step.
             binding: the step and the active's message, from which the masks are derived.
         """
         agreement = self._sum.agreement
-        add_keystream(total_BD, step.keys.seed, binding.digest, sign=1)
-        for peer, shares in step.shares.items():
+        add_keystream(total_BD, step_secrets.own_keys.self_mask_seed, binding.digest, sign=1)
+        for peer, shares in step_secrets.shares_by_dealer.items():
             seed = derive_pair_seed(
-                step.keys.key, shares.public, agreement, (self.me, peer), use=_STEP_MASK
+                step_secrets.own_keys.mask_key,
+                shares.dealer_public_key,
+                agreement,
+                (self.me, peer),
+                purpose=_STEP_MASK_PURPOSE,
             )
             # The earlier of two passives adds what the later one subtracts.
             is_earlier = self._position < agreement.find_position(peer)
             add_keystream(total_BD, seed, binding.digest, sign=1 if is_earlier else -1)
-        self._seeds_with_active.add_shared_mask(agreement.receiver, binding, total_BD, sign=1)
+        self._mask_agreement_with_active.add_shared_mask(
+            agreement.receiver, binding, total_BD, sign=1
+        )
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer to the aggregator's request: one share for each passive of this step,
@@ -801,40 +824,43 @@ class RecoverableContributor(SumContributor):
                 contribution: too few passives are counted, or the same request of the active was
                 answered for a sum of other passives.
         """
-        pending = self._pending
-        self._pending = None
-        if pending is None:
+        unanswered_step = self._unanswered_step
+        self._unanswered_step = None
+        if unanswered_step is None:
             raise LocalProtocolError(
                 f"no contribution of {self.me} waits for a request; each step is answered once"
             )
-        step, next_keys = pending
+        step_secrets, next_keys = unanswered_step
         frame = self._frames.parse_request(request, self.me)
-        counted = self._parse_contributors(frame.blobs, step)
+        counted = self._parse_contributors(frame.blobs, step_secrets)
         aggregator = self._sum.agreement.aggregator
         self.contributor_log.require_same_contributors(
             self._request_digests, counted, me=self.me, aggregator=aggregator
         )
-        others = [name for name in counted if name != self.me]
-        associated = self._make_associated_data(step, frame.binding)
+        other_counted = [name for name in counted if name != self.me]
+        associated_data = self._make_associated_data(step_secrets, frame.binding)
         next_shares = {
-            peer: self._decrypt_parcel(peer, parcel, associated)
-            for peer, parcel in zip(others, frame.blobs[1:], strict=True)
+            peer: self._decrypt_parcel(peer, parcel, associated_data)
+            for peer, parcel in zip(other_counted, frame.blobs[1:], strict=True)
         }
-        shares = self._select_shares(step, counted)
+        shares = self._select_shares(step_secrets, counted)
         # Recorded before the answer exists, so that an interruption cannot lose the record.
         self.contributor_log.record_answer(self._request_digests, counted)
         body = self._frames.pack_answer(self.me, shares)
-        self._next_step = _Step(next_keys, next_shares)
+        self._next_secrets = _StepSecrets(next_keys, next_shares)
         return body
 
-    def _select_shares(self, step: _Step, counted: Sequence[str]) -> Sequence[bytes]:
+    def _select_shares(self, step_secrets: _StepSecrets, counted: Sequence[str]) -> Sequence[bytes]:
         """Return one share for each passive of the step, in the agreement's order: a share of its
         self-mask seed if it is counted in the sum, a share of its mask key if it dropped out. Both
         shares of one passive would reveal its contribution.
 
-        `step`: this passive's secrets of the step. `counted`: the passives in the sum.
+        `step_secrets`: this passive's secrets of the step. `counted`: the passives in the sum.
         """
-        shares_by_dealer = {**step.shares, self.me: step.keys.pick_shares(self.me)}
+        shares_by_dealer = {
+            **step_secrets.shares_by_dealer,
+            self.me: step_secrets.own_keys.pick_shares(self.me),
+        }
         shares = []
         for name in self._sum.agreement.contributors:
             if name in shares_by_dealer:
@@ -843,14 +869,16 @@ class RecoverableContributor(SumContributor):
                 shares.append(held_shares.seed_share if is_counted else held_shares.key_share)
         return shares
 
-    def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
+    def _parse_contributors(
+        self, blobs: Sequence[bytes], step_secrets: _StepSecrets
+    ) -> Sequence[str]:
         """Return the contributors that the aggregator's second-round request counts in the sum.
 
         Args:
             blobs: content of the request: the encoded names, and one parcel (encrypted shares for
                 the next step) from each other counted contributor.
-            step: this passive's secrets of the step, with shares from all passives that could
-                contribute to it.
+            step_secrets: this passive's secrets of the step, with shares from all passives that
+                could contribute to it.
 
         Raises RemoteProtocolError: the request counts an unknown passive, fewer passives than the
         threshold, or not this passive; or it has another number of parcels.
@@ -860,12 +888,17 @@ class RecoverableContributor(SumContributor):
         if not blobs:
             raise RemoteProtocolError(f"{aggregator} sent a request that counts nobody")
         counted = agreement.parse_names(blobs[0], sender=aggregator)
-        strangers = [name for name in counted if name != self.me and name not in step.shares]
-        if strangers or self.me not in counted or len(counted) < self._frames.least:
+        strangers = [
+            name
+            for name in counted
+            if name != self.me and name not in step_secrets.shares_by_dealer
+        ]
+        if strangers or self.me not in counted or len(counted) < self._frames.min_contributors:
             raise RemoteProtocolError(
                 f"{aggregator} counts {', '.join(counted) or 'nobody'} in this step; "
-                f"{self.me} answers only where it is counted among {self._frames.least} or more "
-                f"of {', '.join(sorted([self.me, *step.shares]))}"
+                f"{self.me} answers only where it is counted among "
+                f"{self._frames.min_contributors} or more "
+                f"of {', '.join(sorted([self.me, *step_secrets.shares_by_dealer]))}"
             )
         if len(blobs) != len(counted):
             raise RemoteProtocolError(
@@ -875,28 +908,28 @@ class RecoverableContributor(SumContributor):
 
     def _make_step_keys(self) -> StepKeys:
         """Draw this passive's secrets for one step."""
-        return StepKeys(self._sum.agreement, self._frames.least, self.me)
+        return StepKeys(self._sum.agreement, self._frames.min_contributors, self.me)
 
-    def _seal_parcel(self, peer: str, keys: StepKeys, associated: bytes) -> bytes:
+    def _seal_parcel(self, peer: str, keys: StepKeys, associated_data: bytes) -> bytes:
         """Return a parcel: the shares of these keys (secrets of one step) for `peer`, encrypted for
-        it. `associated` is the associated data of the encryption (`_make_associated_data`).
+        it. `associated_data` is the associated data of the encryption (`_make_associated_data`).
         """
-        link = self._links[peer]
+        link = self._link_by_peer[peer]
         packed_shares = keys.pick_shares(peer).pack()
-        return link.seal(packed_shares, sequence=link.next_sequence, associated=associated)
+        return link.seal(packed_shares, sequence=link.next_sequence, associated=associated_data)
 
-    def _decrypt_parcel(self, peer: str, parcel: bytes, associated: bytes) -> HolderShares:
+    def _decrypt_parcel(self, peer: str, parcel: bytes, associated_data: bytes) -> HolderShares:
         """Decrypt the shares that `peer` encrypted for this passive by `_seal_parcel`.
 
-        `associated`: the associated data of the encryption (`_make_associated_data`).
+        `associated_data`: that of the encryption (`_make_associated_data`).
 
-        Raises RemoteProtocolError: the parcel does not authenticate with `associated`.
+        Raises RemoteProtocolError: the parcel does not authenticate with `associated_data`.
         """
-        link = self._links[peer]
+        link = self._link_by_peer[peer]
         # Both ends encrypt one parcel a step, so the peer's has the number of this party's last.
         sequence = link.next_sequence - 1
         try:
-            packed_shares = link.open(parcel, sequence=sequence, associated=associated)
+            packed_shares = link.open(parcel, sequence=sequence, associated=associated_data)
         except RemoteProtocolError as error:
             agreement = self._sum.agreement
             raise RemoteProtocolError(
@@ -906,12 +939,14 @@ class RecoverableContributor(SumContributor):
             ) from error
         return HolderShares.parse(packed_shares, sender=peer)
 
-    def _make_associated_data(self, step: _Step, binding_digest: bytes) -> bytes:
+    def _make_associated_data(self, step_secrets: _StepSecrets, binding_digest: bytes) -> bytes:
         """Return the associated data with which parcels (encrypted shares) are authenticated: the
         digest of the step and the active's message, and the contributors of the step. So a parcel
         does not decrypt if the sender was told others.
         """
-        return binding_digest + self._sum.agreement.pack_names([self.me, *step.shares])
+        return binding_digest + self._sum.agreement.pack_names(
+            [self.me, *step_secrets.shares_by_dealer]
+        )
 
 
 @dataclass(frozen=True)
@@ -919,16 +954,17 @@ class _StepInProgress:
     """A step of the aggregator between its contributions and its answers.
 
     Attributes:
-        roster: the passives that could contribute, with their announced keys for this step.
+        announcement_by_contributor: the passives that could contribute, with their announced keys
+            for this step.
         frames: the contributions.
         counted: the passives that sent them, in the same order.
-        total: sum of the contributions, still masked, (rows, columns).
+        masked_total: sum of the contributions, still masked, (rows, columns).
     """
 
-    roster: Mapping[str, Announcement]
+    announcement_by_contributor: Mapping[str, Announcement]
     frames: Sequence[Frame] = field(repr=False)
     counted: Sequence[str]
-    total: Elements = field(repr=False)
+    masked_total: RingElements = field(repr=False)
 
 
 class RecoverableAggregator(SumAggregator):
@@ -943,9 +979,9 @@ class RecoverableAggregator(SumAggregator):
         """Make the aggregator's role, which waits for every contributor's announcement."""
         super().__init__(secure_sum.make_frames(), NoSetup())
         self._sum = secure_sum
-        self._announcements: dict[str, Announcement] = {}
+        self._announcement_by_contributor: dict[str, Announcement] = {}
         self._step_in_progress: _StepInProgress | None = None
-        self._set_up = False
+        self._is_set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take one contributor's set-up message, which announces its keys for the first step;
@@ -954,20 +990,26 @@ class RecoverableAggregator(SumAggregator):
         Raises RemoteProtocolError: the message is malformed or unexpected.
         """
         contributors = self._sum.agreement.contributors
-        if sender not in contributors or self._set_up or sender in self._announcements:
+        if (
+            sender not in contributors
+            or self._is_set_up
+            or sender in self._announcement_by_contributor
+        ):
             raise RemoteProtocolError(
                 f"{sender} sent a setup message to the aggregator, who expects one from each of "
                 f"{', '.join(contributors)}"
             )
         frame = self._frames.parse_own_setup(body, sender, "the aggregator")
         frame.require_blobs(sender, 1)
-        self._announcements[sender] = Announcement.parse(frame.blobs[0], sender=sender)
-        self._set_up = len(self._announcements) == len(contributors)
+        self._announcement_by_contributor[sender] = Announcement.parse(
+            frame.blobs[0], sender=sender
+        )
+        self._is_set_up = len(self._announcement_by_contributor) == len(contributors)
         return ()
 
     @property
     def is_finished(self) -> bool:
-        return self._set_up
+        return self._is_set_up
 
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
@@ -984,24 +1026,34 @@ class RecoverableAggregator(SumAggregator):
             RemoteProtocolError: there are too few contributions, one is malformed or comes from a
                 passive that dropped out in an earlier step, or they answer different messages.
         """
-        if not self._set_up:
+        if not self._is_set_up:
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
         names = self._sum.agreement.contributors
-        roster = {name: self._announcements[name] for name in names if name in self._announcements}
-        dropped_out = [name for name in names if name in contributions and name not in roster]
+        announcement_by_contributor = {
+            name: self._announcement_by_contributor[name]
+            for name in names
+            if name in self._announcement_by_contributor
+        }
+        dropped_out = [
+            name
+            for name in names
+            if name in contributions and name not in announcement_by_contributor
+        ]
         if dropped_out:
             raise RemoteProtocolError(
                 f"{', '.join(dropped_out)} fell silent in an earlier step, and stays out until a "
                 "new session"
             )
         frames = self._frames.parse_contributions(contributions, binding_digest)
-        counted = [names[frame.party] for frame in frames]
-        announced = [self._parse_announcement(frame, len(roster)) for frame in frames]
+        counted = [names[frame.contributor_position] for frame in frames]
+        next_announcements = [
+            self._parse_announcement(frame, len(announcement_by_contributor)) for frame in frames
+        ]
         total = self._sum.add_elements(frames)
-        step = _StepInProgress(roster, frames, counted, total)
+        step = _StepInProgress(announcement_by_contributor, frames, counted, total)
         self._step_in_progress = step
         # The passives that can contribute to the next step, with their keys for it.
-        self._announcements = dict(zip(counted, announced, strict=True))
+        self._announcement_by_contributor = dict(zip(counted, next_announcements, strict=True))
         return {name: self._pack_request(name, step) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
@@ -1027,49 +1079,50 @@ class RecoverableAggregator(SumAggregator):
             raise LocalProtocolError("nobody was asked yet; ask with the contributions first")
         frames = self._frames.parse_answers(bodies, step.counted, binding_digest)
         self._step_in_progress = None
-        shares = self._collect_shares(frames, step)
+        shares_by_owner = self._collect_shares(frames, step)
         common_digest = step.frames[0].binding
-        total = step.total
-        for name, announced in step.roster.items():
+        total = step.masked_total
+        for name, announcement in step.announcement_by_contributor.items():
             if name in step.counted:
-                seed = rebuild_seed(shares[name], announced, agreement, name)
+                seed = rebuild_seed(shares_by_owner[name], announcement, agreement, name)
                 add_keystream(total, seed, common_digest, sign=-1)
             else:
-                key = _rebuild_key(shares[name], announced, agreement, name)
+                key = _rebuild_key(shares_by_owner[name], announcement, agreement, name)
                 self._subtract_pair_masks(name, key, step)
         counted = agreement.pack_names(step.counted)
         return self._frames.pack_sum(step.frames, (total.tobytes(), counted))
 
-    def _parse_announcement(self, frame: Frame, roster_size: int) -> Announcement:
+    def _parse_announcement(self, frame: Frame, possible_contributors: int) -> Announcement:
         """Return the keys for the next step that a contribution announces.
 
         The blobs of a contribution are the masked numbers, the announcement, and a parcel
         (encrypted shares) for each other passive that could contribute to this step.
 
-        `roster_size`: the number of passives that could contribute to this step.
+        `possible_contributors`: the number of passives that could contribute to this step.
 
         Raises RemoteProtocolError: the contribution has other blobs.
         """
-        sender = self._sum.agreement.contributors[frame.party]
-        parcels = roster_size - 1
-        frame.require_blobs(sender, 2 + parcels)
+        sender = self._sum.agreement.contributors[frame.contributor_position]
+        parcel_count = possible_contributors - 1
+        frame.require_blobs(sender, 2 + parcel_count)
         if any(len(parcel) != PARCEL_BYTES for parcel in frame.blobs[2:]):
             raise RemoteProtocolError(f"{sender} sent keys of another size for the next step")
         return Announcement.parse(frame.blobs[1], sender=sender)
 
-    def _pack_request(self, to: str, step: _StepInProgress) -> bytes:
-        """Return the second-round request to the passive `to`: who is counted in the sum, and the
-        parcels (encrypted shares for the next step) that the other counted passives sent for `to`.
+    def _pack_request(self, receiver: str, step: _StepInProgress) -> bytes:
+        """Return the second-round request to the passive `receiver`: who is counted in the sum, and
+        the parcels (encrypted shares for the next step) that the other counted passives sent for
+        it.
         """
         parcels = []
         for name, frame in zip(step.counted, step.frames, strict=True):
-            if name != to:
+            if name != receiver:
                 # A contribution has two blobs, numbers and announcement, then a parcel for each
                 # other passive, in this order.
-                receivers = [other for other in step.roster if other != name]
-                parcels.append(frame.blobs[2 + receivers.index(to)])
+                receivers = [other for other in step.announcement_by_contributor if other != name]
+                parcels.append(frame.blobs[2 + receivers.index(receiver)])
         counted = self._sum.agreement.pack_names(step.counted)
-        return self._frames.pack_request(to, (counted, *parcels))
+        return self._frames.pack_request(receiver, (counted, *parcels))
 
     def _collect_shares(
         self, frames: Sequence[Frame], step: _StepInProgress
@@ -1086,32 +1139,40 @@ class RecoverableAggregator(SumAggregator):
         """
         names = self._sum.agreement.contributors
         for frame in frames:
-            frame.require_blobs(names[frame.party], len(step.roster))
+            frame.require_blobs(
+                names[frame.contributor_position], len(step.announcement_by_contributor)
+            )
             if any(len(share) != SECRET_BYTES for share in frame.blobs):
-                raise RemoteProtocolError(f"{names[frame.party]} sent a share of another size")
-        needed_frames = frames[: self._frames.least]
+                raise RemoteProtocolError(
+                    f"{names[frame.contributor_position]} sent a share of another size"
+                )
+        needed_frames = frames[: self._frames.min_contributors]
         return {
-            name: {frame.party: frame.blobs[index] for frame in needed_frames}
-            for index, name in enumerate(step.roster)
+            name: {frame.contributor_position: frame.blobs[index] for frame in needed_frames}
+            for index, name in enumerate(step.announcement_by_contributor)
         }
 
-    def _subtract_pair_masks(self, silent: str, key: RunKey, step: _StepInProgress) -> None:
+    def _subtract_pair_masks(
+        self, dropped_out: str, dropped_out_key: RunKey, step: _StepInProgress
+    ) -> None:
         """Remove from the sum the pairwise masks that the counted passives share with one that
         dropped out, and that nobody cancels.
 
         Args:
-            silent: the passive that dropped out.
-            key: the X25519 key of that passive, rebuilt from shares.
-            step: the step; its `total` is changed in place.
+            dropped_out: the passive that dropped out.
+            dropped_out_key: the X25519 key of that passive, rebuilt from shares.
+            step: the step; its `masked_total` is changed in place.
         """
         agreement = self._sum.agreement
         binding_digest = step.frames[0].binding
         for name in step.counted:
-            public = step.roster[name].public
-            seed = derive_pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)
+            public = step.announcement_by_contributor[name].public_key
+            seed = derive_pair_seed(
+                dropped_out_key, public, agreement, (name, dropped_out), purpose=_STEP_MASK_PURPOSE
+            )
             # The earlier of two passives added the mask, the later one subtracted it.
-            was_added = agreement.find_position(name) < agreement.find_position(silent)
-            add_keystream(step.total, seed, binding_digest, sign=-1 if was_added else 1)
+            was_added = agreement.find_position(name) < agreement.find_position(dropped_out)
+            add_keystream(step.masked_total, seed, binding_digest, sign=-1 if was_added else 1)
 
 
 class RecoverableReceiver(MaskedReceiver):
@@ -1128,10 +1189,10 @@ class RecoverableReceiver(MaskedReceiver):
         agreement = self._sum.agreement
         frame.require_blobs(agreement.aggregator, 2)
         counted = agreement.parse_names(frame.blobs[1], sender=agreement.aggregator)
-        if len(counted) != frame.party:
+        if len(counted) != frame.contribution_count:
             raise RemoteProtocolError(
-                f"{agreement.aggregator} sent a sum of {frame.party} contributions and names "
-                f"{len(counted)} contributors"
+                f"{agreement.aggregator} sent a sum of {frame.contribution_count} contributions "
+                f"and names {len(counted)} contributors"
             )
         self.counted = counted
         return counted

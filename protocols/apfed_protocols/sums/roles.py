@@ -76,8 +76,8 @@ class DescribedSum:
         rounds: messages of each passive to the aggregator in one step, 1 (its contribution) or 2
             (its contribution, and its answer to a request).
         needs_all: whether a step without one of the contributors has no sum.
-        opened_with_receiver: whether a contribution can be decrypted only with the receiver's keys.
-        opened_with_others: whether it can be decrypted only with the keys of all other
+        needs_receiver_key: whether a contribution can be decrypted only with the receiver's keys.
+        needs_other_contributors: whether it can be decrypted only with the keys of all other
             contributors.
         rests_on: the assumptions under which it protects, on computation and on the parties.
         leaks: who learns what, and what the sum does not give.
@@ -89,8 +89,8 @@ class DescribedSum:
     unsafe: ClassVar[bool] = True
     rounds: ClassVar[int] = 1
     needs_all: ClassVar[bool] = True
-    opened_with_receiver: ClassVar[bool]
-    opened_with_others: ClassVar[bool]
+    needs_receiver_key: ClassVar[bool]
+    needs_other_contributors: ClassVar[bool]
     rests_on: ClassVar[str]
     leaks: ClassVar[SumLeaks]
     agreement: SumAgreement
@@ -101,7 +101,7 @@ class DescribedSum:
         return FixedPoint.from_agreement(self.agreement)
 
     @property
-    def least(self) -> int:
+    def min_contributors(self) -> int:
         """Return the least number of contributors with which a step has a sum."""
         return len(self.agreement.contributors)
 
@@ -122,13 +122,13 @@ class DescribedSum:
         """
         return self.fixed_point.quantise_rows(values_BD, noise_BD, clipping=clipping)
 
-    def row_bound(self) -> float | None:
+    def get_clip_norm(self) -> float | None:
         """Return C, the L2 norm to which longer rows are scaled; None: rows are not clipped."""
         return self.agreement.clip_norm
 
     def compute_rounding_error(self) -> float:
         """Return the largest error of one value of the sum against the sum of the clipped rows."""
-        return self.fixed_point.rounding
+        return self.fixed_point.max_rounding_error
 
     def list_parameters(self) -> Mapping[str, object]:
         """Return the public parameters, for the contract and the report."""
@@ -190,7 +190,7 @@ class SecureSum(DescribedSum, ABC):
             signed: whether set-up messages are authenticated from end to end.
         """
         agreement = self.agreement
-        needed = f"{self.least} of {len(agreement.contributors)}"
+        needed = f"{self.min_contributors} of {len(agreement.contributors)}"
         contributors = ", ".join(agreement.contributors)
         receiver_and_aggregator = (
             f"{agreement.receiver} reads the sum, {agreement.aggregator} combines"
@@ -285,7 +285,7 @@ class SumContributor(Role, ABC):
         self._position = secure_sum.agreement.find_position(me)
         self.me = me
         self.clipping = Clipping()
-        self.described = secure_sum
+        self.secure_sum = secure_sum
         self._sum = secure_sum
         self._contribution_lock = threading.Lock()
         self._noise_key = fresh_key()
@@ -410,8 +410,8 @@ class SumContributor(Role, ABC):
         self._setup.require_completion()
 
     def _remember_request(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        """Record the question (the active's rows and message) that this contribution answers. Sums
-        under recoverable masks override this, to refuse the same question for a sum of other
+        """Record the request (the active's rows and message) that this contribution answers. Sums
+        under recoverable masks override this, to refuse the same request for a sum of other
         contributors; all other sums do nothing.
         """
 
@@ -489,12 +489,12 @@ class OneRoundAggregator(SumAggregator):
         self, frames: AgreedFrames, add: Callable[[Sequence[Frame]], Sequence[bytes]]
     ) -> None:
         """Make the role; `add` computes the blobs of the sum from the checked contributions."""
-        self._add = add
+        self._add_frames = add
         super().__init__(frames, NoSetup())
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         frames = self._frames.parse_contributions(bodies, binding_digest)
-        return self._frames.pack_sum(frames, self._add(frames))
+        return self._frames.pack_sum(frames, self._add_frames(frames))
 
 
 class SumReceiver(Role, ABC):
@@ -523,7 +523,7 @@ class SumReceiver(Role, ABC):
             setup: this role's part in the exchange of keys before the first step.
         """
         self._decode_lock = threading.RLock()
-        self.described = secure_sum
+        self.secure_sum = secure_sum
         self._sum = secure_sum
         self.counted: Sequence[str] = secure_sum.agreement.contributors
         super().__init__(frames, setup)
@@ -615,7 +615,7 @@ class SumReceiver(Role, ABC):
         `sum_BD`: the sum, B rows of D integers, in steps of fixed point. `binding`: the step, which
         the error names.
         """
-        limit = self._sum.fixed_point.limit
+        limit = self._sum.fixed_point.max_sum
         if not -limit <= sum_BD.min() <= sum_BD.max() <= limit:
             raise self._make_range_error(binding)
         return self._sum.fixed_point.dequantise_sum(sum_BD)
@@ -688,9 +688,9 @@ class ReceivingAggregator(KeepsSecrets):
         """Join the receiver's and the aggregator's roles of one sum in one party."""
         self._receiver = secure_sum.make_receiver()
         self._aggregator = secure_sum.make_aggregator()
-        self.described = secure_sum
+        self.secure_sum = secure_sum
         self._me = secure_sum.agreement.receiver
-        self._senders = set[str]()
+        self._seen_senders = set[str]()
         # The public methods of both roles, under their own names.
         self.ask = self._aggregator.ask
         self.combine = self._aggregator.combine
@@ -704,8 +704,8 @@ class ReceivingAggregator(KeepsSecrets):
         messages to send. A contributor sends the message for the receiver, if there is one, before
         the message for the aggregator, so the order tells them apart.
         """
-        is_for_receiver = sender not in self._senders and not self._receiver.is_finished
-        self._senders.add(sender)
+        is_for_receiver = sender not in self._seen_senders and not self._receiver.is_finished
+        self._seen_senders.add(sender)
         role: Role = self._receiver if is_for_receiver else self._aggregator
         return self._route_outgoing(role.receive(sender, body))
 
@@ -715,11 +715,11 @@ class ReceivingAggregator(KeepsSecrets):
 
         `outgoing`: set-up messages of the two roles.
         """
-        for out in outgoing:
-            if out.receiver == self._me:  # the receiver sends the aggregator its public key
-                yield from self._aggregator.receive(self._me, out.body)
+        for message in outgoing:
+            if message.receiver == self._me:  # the receiver sends the aggregator its public key
+                yield from self._aggregator.receive(self._me, message.body)
             else:
-                yield out
+                yield message
 
     @property
     def is_finished(self) -> bool:
@@ -792,11 +792,11 @@ def run_role(
     Raises RemoteProtocolError: a party that is not among `others` sent a message; or whatever
     `role` raises.
     """
-    for out in role.start():
-        send(out.receiver, out.body)
+    for message in role.start():
+        send(message.receiver, message.body)
     while not role.is_finished:
         sender, body = receive()
         if sender not in others:
             raise RemoteProtocolError(f"{sender!r} takes no part in this sum and wrote to {me}")
-        for out in role.receive(sender, body):
-            send(out.receiver, out.body)
+        for message in role.receive(sender, body):
+            send(message.receiver, message.body)

@@ -293,7 +293,7 @@ class SealCipher(ABC):
         degree: N, the ring degree.
 
     Attributes:
-        cuts_last: whether each number is encrypted in one coefficient of c0, so that of the last
+        can_cut_last: whether each number is encrypted in one coefficient of c0, so that of the last
             ciphertext only the coefficients that hold numbers are sent; parameters called
             `last_slots` give their number, None: all.
         moduli: the primes; the first is q, the data prime.
@@ -302,7 +302,7 @@ class SealCipher(ABC):
     """
 
     seal_type: ClassVar[Any]
-    cuts_last: ClassVar[bool] = False
+    can_cut_last: ClassVar[bool] = False
     slots: int
 
     def __init__(self, primes: tuple[int, ...], bits: int, degree: int = DEGREE) -> None:
@@ -413,7 +413,7 @@ class SealCipher(ABC):
         Args:
             context: SEAL's objects for the receiver's public key.
             slots_VS: V rows of S numbers.
-            last_slots: unused here; a scheme with `cuts_last` sends only so many coefficients of
+            last_slots: unused here; a scheme with `can_cut_last` sends only so many coefficients of
                 the last ciphertext's c0.
         """
         ciphertext = seal.Ciphertext(self._seal)

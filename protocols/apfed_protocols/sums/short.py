@@ -89,7 +89,7 @@ _MAX_EARLY_MESSAGES = 1024
 _HEADROOM_EXPONENTS = 2
 """Headroom of C, in powers of two, above the largest row that counts (see `_SWAY_EXPONENTS`):
 values may grow fourfold before one is clipped."""
-_SWAY_EXPONENTS = 6
+_MAX_RAISE_EXPONENTS = 6
 """Largest rise of C before its headroom, in powers of two, above the lower median of the sizes: the
 bits that one contributor can cost the others."""
 Role = SumReceiver | SumAggregator | SumContributor | ReceivingAggregator
@@ -154,9 +154,11 @@ def secure_sum(
     """
     sum_type = SECURE_SUMS.get(_NAME_BY_SHORT_NAME.get(str(name), str(name)))
     if sum_type is None:
-        without_short_name = [key for key in SECURE_SUMS if key not in _NAME_BY_SHORT_NAME.values()]
-        known = [*_NAME_BY_SHORT_NAME, *without_short_name]
-        raise LocalProtocolError(f"no sum is called {name!r:.80}; there are: {', '.join(known)}")
+        long_names = [key for key in SECURE_SUMS if key not in _NAME_BY_SHORT_NAME.values()]
+        known_names = [*_NAME_BY_SHORT_NAME, *long_names]
+        raise LocalProtocolError(
+            f"no sum is called {name!r:.80}; there are: {', '.join(known_names)}"
+        )
     if isinstance(clip, str) and clip != "agree":
         raise LocalProtocolError(f'clip is a number or "agree", got {clip!r:.80}')
     agreement = SumAgreement(
@@ -177,8 +179,8 @@ def secure_sum(
 
     # With noise, which is given in steps of fixed point, other bits would change its size.
     are_bits_free = bits is None and noise is None
-    described = make_sum(choose_bits(make_sum) if are_bits_free else agreement.bits)
-    return SumSession(described, agreed=clip != "agree")
+    initial_sum = make_sum(choose_bits(make_sum) if are_bits_free else agreement.bits)
+    return SumSession(initial_sum, is_clip_agreed=clip != "agree")
 
 
 class SumSession(KeepsSecrets):
@@ -186,24 +188,24 @@ class SumSession(KeepsSecrets):
     Threads take turns.
 
     Attributes:
-        described: the sum and its agreement.
+        secure_sum: the sum and its agreement.
     """
 
-    def __init__(self, secure_sum: SecureSum, *, agreed: bool = True) -> None:
+    def __init__(self, secure_sum: SecureSum, *, is_clip_agreed: bool = True) -> None:
         """Start a session of a secure sum. `agreed`: whether its clip (L2 bound of a row) is a
         number; False: the contributors still have to agree on it.
         """
-        self.described = secure_sum
-        self._has_clip = agreed
+        self.secure_sum = secure_sum
+        self._is_clip_agreed = is_clip_agreed
         # Each agreement on a clip reveals sizes that the noise does not cover, so with noise the
         # clip is agreed only once.
-        self._agrees_anew = not agreed and secure_sum.agreement.noise is None
+        self._can_renegotiate_clip = not is_clip_agreed and secure_sum.agreement.noise is None
         # Set-up and agreement messages that arrived before this party was ready for them.
         self._early_messages: list[tuple[str, bytes]] = []
         self._call_lock = threading.Lock()
-        self._step = 0  # the next step with all roles in this process
+        self._next_step = 0  # the next step with all roles in this process
         # Contributors that an earlier step lacked, and that stay out (recoverable masks).
-        self._left_out = set[str]()
+        self._left_out_contributors = set[str]()
         self._fork_check = ForkCheck("this sum")
 
     def __call__(self, values: Mapping[str, Tree]) -> Tree:
@@ -230,38 +232,47 @@ class SumSession(KeepsSecrets):
         """
         self._fork_check.require_own_process()
         require_numbers(values, "this sum")
-        flat = self._check_values(values)
+        flattened_by_contributor = self._check_values(values)
         keeps_graph = records_gradients(values)
         if keeps_graph:
-            require_addable_gradients({name: values[name] for name in flat})
+            require_addable_gradients({name: values[name] for name in flattened_by_contributor})
         with self._call_lock:
-            if not self._has_clip or self._agrees_anew:
-                self._agree_clip_here(flat)
-            total: Tree = self._add_contributions(flat)
-            clip = self.described.row_bound()
+            if not self._is_clip_agreed or self._can_renegotiate_clip:
+                self._agree_clip_in_process(flattened_by_contributor)
+            total: Tree = self._add_contributions(flattened_by_contributor)
+            clip = self.secure_sum.get_clip_norm()
         if not keeps_graph:
             return total
-        return attach_gradients(total, {name: values[name] for name in flat}, flat, clip)
+        return attach_gradients(
+            total,
+            {name: values[name] for name in flattened_by_contributor},
+            flattened_by_contributor,
+            clip,
+        )
 
-    def _agree_clip_here(self, flat: Mapping[str, Flattened]) -> None:
+    def _agree_clip_in_process(self, flattened_by_contributor: Mapping[str, Flattened]) -> None:
         """Let all contributors, in this process, agree on a clip (L2 bound of a row), or check
         whether the present clip still fits; apply the result.
 
         `flat`: the values to add, by contributor.
         """
-        agreement = self.described.agreement
-        current_clip = agreement.clip_norm if self._has_clip else None
+        agreement = self.secure_sum.agreement
+        current_clip = agreement.clip_norm if self._is_clip_agreed else None
         parties = {
             name: ClipAgreement(
-                name, flat, flattened.matrix, current=current_clip, bits=agreement.bits
+                name,
+                flattened_by_contributor,
+                flattened.matrix,
+                current_clip=current_clip,
+                bits=agreement.bits,
             )
-            for name, flattened in flat.items()
+            for name, flattened in flattened_by_contributor.items()
         }
         converse(parties)
         any_party = next(iter(parties.values()))  # all reach the same clip
         self._apply_clip(any_party.clip)
 
-    def _add_contributions(self, flat: Mapping[str, Flattened]) -> Any:
+    def _add_contributions(self, flattened_by_contributor: Mapping[str, Flattened]) -> Any:
         """Run one step with all roles in this process; return the sum in the structure and types of
         the first contributor's values.
 
@@ -271,24 +282,33 @@ class SumSession(KeepsSecrets):
         # One role, if one party both receives and combines.
         receiver = receiver_and_aggregator[0]
         aggregator = receiver_and_aggregator[-1]
-        first = next(iter(flat.values()))
-        session = self.described.agreement.session
-        binding = StepBinding.from_contents(session, self._step, rows=first.digest, message=b"")
-        self._step += 1
+        first = next(iter(flattened_by_contributor.values()))
+        session = self.secure_sum.agreement.session
+        binding = StepBinding.from_contents(
+            session, self._next_step, rows=first.digest, message=b""
+        )
+        self._next_step += 1
         bodies: Mapping[str, bytes] = {
             name: contributors[name].contribute(flattened.matrix, binding)
-            for name, flattened in flat.items()
+            for name, flattened in flattened_by_contributor.items()
         }
-        if self.described.rounds == 2:
+        if self.secure_sum.rounds == 2:
             requests = aggregator.ask(bodies, binding.digest)
             bodies = {
                 name: contributors[name].answer(request) for name, request in requests.items()
             }
-        self._left_out = {name for name in contributors if name not in flat}
-        _LOGGER.debug("step %d: %d of %d contribute", binding.step, len(flat), len(contributors))
+        self._left_out_contributors = {
+            name for name in contributors if name not in flattened_by_contributor
+        }
+        _LOGGER.debug(
+            "step %d: %d of %d contribute",
+            binding.step,
+            len(flattened_by_contributor),
+            len(contributors),
+        )
         combined = aggregator.combine(bodies, binding.digest)
         total = receiver.decode(combined, first.matrix.shape, binding)
-        return first.restore_tree(total, max_error=self.described.compute_rounding_error())
+        return first.restore_tree(total, max_error=self.secure_sum.compute_rounding_error())
 
     def _check_values(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
         """Return each contributor's values, flattened to rows, in the agreement's order.
@@ -300,29 +320,29 @@ class SumSession(KeepsSecrets):
         first contributor's.
         """
         self._check_contributors(values)
-        flat: dict[str, Flattened] = {}
-        for name in self.described.agreement.contributors:
+        flattened_by_contributor: dict[str, Flattened] = {}
+        for name in self.secure_sum.agreement.contributors:
             if name in values:
                 try:
-                    flat[name] = flatten_tree(values[name])
-                    check_matrix(flat[name].matrix)
+                    flattened_by_contributor[name] = flatten_tree(values[name])
+                    check_matrix(flattened_by_contributor[name].matrix)
                 except LocalProtocolError as error:
                     raise LocalProtocolError(f"{name}: {error}") from error
-        first = next(iter(flat))
-        for name, flattened in flat.items():
-            if flattened.digest != flat[first].digest:
+        first = next(iter(flattened_by_contributor))
+        for name, flattened in flattened_by_contributor.items():
+            if flattened.digest != flattened_by_contributor[first].digest:
                 raise LocalProtocolError(
                     f"{name} gives {flattened.shapes_text}, but {first} "
-                    f"{flat[first].shapes_text}; what is added has one structure, one shape and "
+                    f"{flattened_by_contributor[first].shapes_text}; what is added has one structure, one shape and "
                     "the same labels at all contributors"
                 )
-        return flat
+        return flattened_by_contributor
 
     def _check_contributors(self, values: Mapping[str, Any]) -> None:
         """Raise LocalProtocolError unless `values` are a mapping from names of enough contributors,
         none of whom was left out of an earlier step.
         """
-        names = self.described.agreement.contributors
+        names = self.secure_sum.agreement.contributors
         if not isinstance(values, Mapping):
             raise LocalProtocolError(
                 f"give the values of each contributor by its name, as {{{names[0]!r}: ...}}; got a "
@@ -330,14 +350,16 @@ class SumSession(KeepsSecrets):
             )
         unknown = [name for name in values if name not in names]
         missing = [name for name in names if name not in values]
-        needed = getattr(self.described, "threshold", len(names))  # only recoverable sums have one
+        needed = getattr(self.secure_sum, "threshold", len(names))  # only recoverable sums have one
         if unknown or len(names) - len(missing) < needed:
             raise LocalProtocolError(
                 f"this sum needs {needed} of {', '.join(names)}; missing: "
                 f"{', '.join(missing) or 'nobody'}; unknown: "
                 f"{', '.join(map(str, unknown)) or 'nobody'}"
             )
-        returning = [name for name in names if name in values and name in self._left_out]
+        returning = [
+            name for name in names if name in values and name in self._left_out_contributors
+        ]
         if returning:
             raise LocalProtocolError(
                 f"{', '.join(returning)} was left out of an earlier step, and stays out: the "
@@ -350,28 +372,28 @@ class SumSession(KeepsSecrets):
         roles by name, and a list of the roles of receiver and aggregator (one role if one party is
         both).
         """
-        agreement = self.described.agreement
+        agreement = self.secure_sum.agreement
         contributors = {
-            name: self.described.make_contributor(name) for name in agreement.contributors
+            name: self.secure_sum.make_contributor(name) for name in agreement.contributors
         }
         receiver_and_aggregator = {
-            me: make_role(self.described, me) for me in (agreement.receiver, agreement.aggregator)
+            me: make_role(self.secure_sum, me) for me in (agreement.receiver, agreement.aggregator)
         }
         converse({**contributors, **receiver_and_aggregator})
-        _LOGGER.info("%s set up among %s", self.described.name, ", ".join(agreement.contributors))
+        _LOGGER.info("%s set up among %s", self.secure_sum.name, ", ".join(agreement.contributors))
         return contributors, [*receiver_and_aggregator.values()]
 
     def describe(self, *, hub: bool = False, signed: bool = True) -> str:
         """Return in words who takes part, and which parties together can read one contribution; see
         `SecureSum.describe`.
         """
-        return self.described.describe(hub=hub, signed=signed)
+        return self.secure_sum.describe(hub=hub, signed=signed)
 
     @property
     def clip(self) -> float:
         """Return C, the L2 bound of a row. Raises LocalProtocolError: C is not agreed yet."""
         self._require_clip()
-        return self.described.agreement.clip_norm
+        return self.secure_sum.agreement.clip_norm
 
     @property
     def clipping(self) -> Mapping[str, Clipping]:
@@ -400,20 +422,20 @@ class SumSession(KeepsSecrets):
         """
         self._require_clip()
         if log_file is None:
-            return self.described.make_contributor(me)
-        if not isinstance(self.described, RecoverableSum):
+            return self.secure_sum.make_contributor(me)
+        if not isinstance(self.secure_sum, RecoverableSum):
             raise LocalProtocolError(
-                f"{me}: {self.described.name} needs all contributors in every step, so it has no "
+                f"{me}: {self.secure_sum.name} needs all contributors in every step, so it has no "
                 "log of who was counted; leave log_file out (`resume_role` has a log of its own)"
             )
-        return self.described.make_contributor(me, log_file=log_file, is_new_log=is_new_log)
+        return self.secure_sum.make_contributor(me, log_file=log_file, is_new_log=is_new_log)
 
     def make_receiver(self) -> SumReceiver | ReceivingAggregator:
         """Return the role of the party that reads the sum, which also combines if no other party
         does.
         """
         self._require_clip()
-        role = make_role(self.described, self.described.agreement.receiver)
+        role = make_role(self.secure_sum, self.secure_sum.agreement.receiver)
         assert isinstance(role, SumReceiver | ReceivingAggregator)
         return role
 
@@ -423,14 +445,14 @@ class SumSession(KeepsSecrets):
         Raises LocalProtocolError: the receiver combines, in the role that `make_receiver` returns;
         or the clip is not agreed yet.
         """
-        agreement = self.described.agreement
+        agreement = self.secure_sum.agreement
         if agreement.aggregator == agreement.receiver:
             raise LocalProtocolError(
                 f"{agreement.aggregator} receives and combines in one role, that of "
                 "`make_receiver()`; two of them would not know each other's keys"
             )
         self._require_clip()
-        return self.described.make_aggregator()
+        return self.secure_sum.make_aggregator()
 
     def join(
         self,
@@ -457,8 +479,8 @@ class SumSession(KeepsSecrets):
                 agree on C.
             RemoteProtocolError: a peer's message is malformed, unexpected or from a stranger.
         """
-        if not self._has_clip:
-            self._agree_clip(me, send, receive, first, anew=False)
+        if not self._is_clip_agreed:
+            self._agree_clip(me, send, receive, first, is_renegotiation=False)
         return self._run_setup(me, send, receive)
 
     def agree_anew(
@@ -498,14 +520,14 @@ class SumSession(KeepsSecrets):
                 values.
             RemoteProtocolError: a peer's message is malformed, unexpected or from a stranger.
         """
-        if not self._agrees_anew:
+        if not self._can_renegotiate_clip:
             raise LocalProtocolError(
                 f"{me}: nothing is agreed anew where the clip is a number, or under noise, which "
                 f'does not cover what an agreement tells; it is {self.clip:g}. Say clip="agree" '
                 "and no noise, or begin a new sum"
             )
         self._require_clip()
-        has_changed = self._agree_clip(me, send, receive, values, anew=True)
+        has_changed = self._agree_clip(me, send, receive, values, is_renegotiation=True)
         if not has_changed:
             return role
         new_role = self._run_setup(me, send, receive)
@@ -520,7 +542,7 @@ class SumSession(KeepsSecrets):
         receive: Callable[[], tuple[str, bytes]],
         values: Any,
         *,
-        anew: bool,
+        is_renegotiation: bool,
     ) -> bool:
         """Agree on a clip (L2 bound of a row) over links, and apply it; return whether it changed.
 
@@ -533,16 +555,16 @@ class SumSession(KeepsSecrets):
 
         Raises LocalProtocolError: a contributor gives no values.
         """
-        agreement = self.described.agreement
+        agreement = self.secure_sum.agreement
         names = agreement.contributors
         parties = {agreement.receiver, agreement.aggregator, *names}
         matrix = None if values is None else flatten_tree(values).matrix
         if me in names and matrix is None:
-            values_name = "its next values" if anew else "its first values"
+            values_name = "its next values" if is_renegotiation else "its first values"
             raise LocalProtocolError(f"{me} gives {values_name}, for a clip to be agreed")
-        current_clip = agreement.clip_norm if anew else None
+        current_clip = agreement.clip_norm if is_renegotiation else None
         clip_agreement = ClipAgreement(
-            me, names, matrix, told=parties, current=current_clip, bits=agreement.bits
+            me, names, matrix, recipients=parties, current_clip=current_clip, bits=agreement.bits
         )
 
         def receive_report() -> tuple[str, bytes]:
@@ -558,7 +580,7 @@ class SumSession(KeepsSecrets):
                 # A stranger's message is returned, too: `run_role` refuses it.
                 if sender not in parties or clip_agreement.needs_message(sender, body):
                     return sender, body
-                self._store_early(me, sender, body)
+                self._store_early_message(me, sender, body)
 
         run_role(clip_agreement, me, parties - {me}, send=send, receive=receive_report)
         return self._apply_clip(clip_agreement.clip)
@@ -585,11 +607,11 @@ class SumSession(KeepsSecrets):
                 sender, body = receive()
                 if len(body) != 1:
                     return sender, body
-                self._store_early(me, sender, body)
+                self._store_early_message(me, sender, body)
 
-        return join_sum(self.described, me, send=send, receive=receive_setup_message)
+        return join_sum(self.secure_sum, me, send=send, receive=receive_setup_message)
 
-    def _store_early(self, me: str, sender: str, body: bytes) -> None:
+    def _store_early_message(self, me: str, sender: str, body: bytes) -> None:
         """Store a message that arrived before the clip agreement or set-up that it belongs to.
         Raises RemoteProtocolError: `_MAX_EARLY_MESSAGES` are stored already.
         """
@@ -608,19 +630,19 @@ class SumSession(KeepsSecrets):
         `suspend_role` encrypted it under `key`; `role_log` is the log that lets each suspended role
         be resumed once.
         """
-        return resume_role(self.described, me, sealed_role, key, role_log=role_log)
+        return resume_role(self.secure_sum, me, sealed_role, key, role_log=role_log)
 
     def _apply_clip(self, clip: float) -> bool:
         """Replace the agreement's clip C by `clip`. If this process has all roles, make them again
         under the new agreement. Return whether C changed, or was agreed for the first time.
         """
-        if self._has_clip and clip == self.described.agreement.clip_norm:
+        if self._is_clip_agreed and clip == self.secure_sum.agreement.clip_norm:
             return False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the plain sum warned before
-            agreement = replace(self.described.agreement, clip_norm=clip)
-            self.described = replace(self.described, agreement=agreement)
-            self._has_clip = True
+            agreement = replace(self.secure_sum.agreement, clip_norm=clip)
+            self.secure_sum = replace(self.secure_sum, agreement=agreement)
+            self._is_clip_agreed = True
         if "_roles" in self.__dict__:  # the cached property was computed
             clipping_by_contributor = self.clipping
             del self.__dict__["_roles"]  # reading it makes new roles
@@ -631,7 +653,7 @@ class SumSession(KeepsSecrets):
 
     def _require_clip(self) -> None:
         """Raise LocalProtocolError while the clip is still to be agreed."""
-        if not self._has_clip:
+        if not self._is_clip_agreed:
             raise LocalProtocolError(
                 'this sum has no clip yet: clip="agree" is settled by the first call in one '
                 "process, and by join(me, first=...) among several; or say a number"
@@ -658,9 +680,9 @@ class ClipAgreement(KeepsSecrets):
         me: a contributor, or a party that only receives the reports.
         contributors: the parties that report a size.
         matrix: the rows of `me`, (rows, columns); None: it reports nothing.
-        told: the parties that receive the reports; None: the contributors.
-        current: the present C: each contributor first reports in one bit whether it still fits,
-            and sizes only if it does not fit one of them. None: there is no C yet.
+        recipients: the parties that receive the reports; None: the contributors.
+        current_clip: the present C: each contributor first reports in one bit whether it still
+            fits, and sizes only if it does not fit one of them. None: there is no C yet.
         bits: width of one value in fixed point, which decides whether values are too small for C.
     """
 
@@ -669,26 +691,26 @@ class ClipAgreement(KeepsSecrets):
         me: str,
         contributors: Collection[str],
         matrix: Any = None,
-        told: Collection[str] | None = None,
+        recipients: Collection[str] | None = None,
         *,
-        current: float | None = None,
+        current_clip: float | None = None,
         bits: int = MAX_BITS,
     ) -> None:
         """Compute what the party `me` reports about its rows."""
         self.me = me
         self._contributors = tuple(contributors)
-        self._recipients = sorted({*(contributors if told is None else told)} - {me})
-        self._current = current
+        self._recipients = sorted({*(contributors if recipients is None else recipients)} - {me})
+        self._current_clip = current_clip
         # The least e with every own row's norm at most 2^e; None: this party has no rows.
         self._own_exponent = None if matrix is None else _find_exponent(matrix)
         # The reports so far, by contributor: whether the present C fits, and the exponents.
         self._fits_by_contributor: dict[str, bool] = {}
         self._exponents: dict[str, int] = {}
-        if self._own_exponent is not None and current is None:
+        if self._own_exponent is not None and current_clip is None:
             self._exponents[me] = self._own_exponent
-        elif self._own_exponent is not None and current is not None:
+        elif self._own_exponent is not None and current_clip is not None:
             self._fits_by_contributor[me] = _clip_still_fits(
-                matrix, self._own_exponent, current, bits
+                matrix, self._own_exponent, current_clip, bits
             )
 
     def start(self) -> Iterable[Outgoing]:
@@ -697,7 +719,7 @@ class ClipAgreement(KeepsSecrets):
         """
         if self._own_exponent is None:
             return []
-        if self._current is None:
+        if self._current_clip is None:
             return self._make_messages(self._own_exponent)
         fits = self._fits_by_contributor[self.me]
         report = self._make_messages(_CLIP_FITS if fits else _CLIP_DOES_NOT_FIT)
@@ -715,7 +737,7 @@ class ClipAgreement(KeepsSecrets):
         is not a number in range.
         """
         number = int.from_bytes(body, "big", signed=True) if len(body) == 1 else None
-        is_about_fit = self._current is not None and sender not in self._fits_by_contributor
+        is_about_fit = self._current_clip is not None and sender not in self._fits_by_contributor
         allowed_numbers: Collection[int] = range(_MIN_EXPONENT, _MAX_EXPONENT + 1)
         if is_about_fit:
             allowed_numbers = (_CLIP_FITS, _CLIP_DOES_NOT_FIT)
@@ -742,7 +764,7 @@ class ClipAgreement(KeepsSecrets):
         """
         if sender not in self._contributors or sender in self._exponents:
             return False
-        if self._current is None or sender not in self._fits_by_contributor:
+        if self._current_clip is None or sender not in self._fits_by_contributor:
             return True  # its first report is missing
         # Its exponent is missing, which it reports only if the clip does not fit all.
         number = int.from_bytes(body[:1], "big", signed=True)
@@ -778,7 +800,7 @@ class ClipAgreement(KeepsSecrets):
         reported an exponent.
         """
         clip_stays = (
-            self._current is not None
+            self._current_clip is not None
             and self._has_all_fit_reports
             and all(self._fits_by_contributor.values())
         )
@@ -793,23 +815,23 @@ class ClipAgreement(KeepsSecrets):
 
         Raises LocalProtocolError: no C was agreed before and all values are zero.
         """
-        if self._current is not None and all(self._fits_by_contributor.values()):
-            return self._current
+        if self._current_clip is not None and all(self._fits_by_contributor.values()):
+            return self._current_clip
         # The least exponent stands for rows of zeros, which need no clip.
         exponents = sorted(e for e in self._exponents.values() if e != _MIN_EXPONENT)
-        if not exponents and self._current is not None:
-            return self._current
+        if not exponents and self._current_clip is not None:
+            return self._current_clip
         if not exponents:
             raise LocalProtocolError(
                 "no clip fits first values that are zero at all contributors; say a number"
             )
         largest = exponents[-1]
         lower_median = exponents[(len(exponents) - 1) // 2]
-        exponent = min(largest, lower_median + _SWAY_EXPONENTS) + _HEADROOM_EXPONENTS
+        exponent = min(largest, lower_median + _MAX_RAISE_EXPONENTS) + _HEADROOM_EXPONENTS
         return float(2.0 ** min(exponent, _MAX_EXPONENT))
 
 
-def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
+def _clip_still_fits(matrix: Any, exponent: int, current_clip: float, bits: int) -> bool:
     """Return whether the present clip (L2 bound of a row) still fits a contributor's rows.
 
     It does not fit if more than 1 % of the rows (`TOO_MANY_CLIPPED`) exceed it; or if rounding
@@ -818,15 +840,15 @@ def _clip_still_fits(matrix: Any, exponent: int, current: float, bits: int) -> b
     Args:
         matrix: the rows to be added, (rows, columns).
         exponent: the least exponent with every row's norm at most 2^exponent.
-        current: the present clip.
+        current_clip: the present clip.
         bits: width of one value in fixed point.
     """
     clipping = Clipping()
-    fixed_point = FixedPoint(clip_norm=current, bits=bits, contributors=1)
+    fixed_point = FixedPoint(clip_norm=current_clip, bits=bits, contributor_count=1)
     fixed_point.quantise_rows(matrix, clipping=clipping)
     if clipping.clipped > TOO_MANY_CLIPPED * clipping.rows:
         return False
-    smaller_clip_would_help = 2.0 ** (exponent + _HEADROOM_EXPONENTS + 1) <= current
+    smaller_clip_would_help = 2.0 ** (exponent + _HEADROOM_EXPONENTS + 1) <= current_clip
     loses_too_many = clipping.too_small > 0
     return not (loses_too_many and smaller_clip_would_help)
 

@@ -30,7 +30,7 @@ from apfed_protocols.sums.roles import DescribedSum, SecureSum, SumContributor
 
 __all__ = ["InMemoryRoleLog", "resume_role", "suspend_role"]
 
-_NONCE_BYTES = 12
+_AES_NONCE_BYTES = 12
 
 
 class InMemoryRoleLog:
@@ -75,7 +75,7 @@ def suspend_role(role: SumContributor, key: bytes, *, role_log: RoleLog) -> byte
             process; the role was suspended already; or the log is missing or does not list it.
     """
     cipher = _make_cipher(key, role.me)
-    nonce = fresh_key()[:_NONCE_BYTES]
+    nonce = fresh_key()[:_AES_NONCE_BYTES]
     _require_disk_file(role_log, role.me)
     is_first_time = not role.was_resumed
     with _open_role_log(role_log, role.me, may_create=is_first_time) as database:
@@ -91,7 +91,7 @@ def suspend_role(role: SumContributor, key: bytes, *, role_log: RoleLog) -> byte
         elif updated is None:
             raise _make_unlisted_role_error(role.me)
     text = json.dumps(state).encode()
-    return nonce + cipher.encrypt(nonce, text, _make_associated_data(role.described, role.me))
+    return nonce + cipher.encrypt(nonce, text, _make_associated_data(role.secure_sum, role.me))
 
 
 def resume_role(
@@ -114,8 +114,8 @@ def resume_role(
     """
     try:
         text = _make_cipher(key, me).decrypt(
-            sealed_role[:_NONCE_BYTES],
-            sealed_role[_NONCE_BYTES:],
+            sealed_role[:_AES_NONCE_BYTES],
+            sealed_role[_AES_NONCE_BYTES:],
             _make_associated_data(secure_sum, me),
         )
     except (InvalidTag, ValueError, TypeError) as error:
