@@ -50,7 +50,7 @@ def compute_distance_in_steps(
     """Return the largest L2 distance of two rows of votes in fixed-point steps, rounding included.
 
     Args:
-        steps: number of fixed-point steps that encode the value 1: `FixedPoint.levels /
+        steps: number of fixed-point steps that encode the value 1: `FixedPoint.max_level /
             clip_norm`. Clipping brings no two rows further apart, so it adds nothing here.
         numbers: K, length of a row of votes. Rounding moves each number by at most half a step in
             either row, so the rows move by sqrt(K) together.

@@ -415,7 +415,7 @@ _HONEST_PASSIVES = 2
 _FIXED_POINT_STEPS = 127
 _NOISE_STEPS = 127
 _NOISY_SUM = NoisySum(
-    point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_NOISE_STEPS),
+    point=FixedPoint(clip_norm=1.0, bits=8, contributor_count=3, noise=_NOISE_STEPS),
     honest=_HONEST_PASSIVES,
 )
 _HARD_VOTE_RELEASE = build_vote_release(

@@ -333,8 +333,8 @@ class SumSession(KeepsSecrets):
             if flattened.digest != flattened_by_contributor[first].digest:
                 raise LocalProtocolError(
                     f"{name} gives {flattened.shapes_text}, but {first} "
-                    f"{flattened_by_contributor[first].shapes_text}; what is added has one structure, one shape and "
-                    "the same labels at all contributors"
+                    f"{flattened_by_contributor[first].shapes_text}; what is added has one "
+                    "structure, one shape and the same labels at all contributors"
                 )
         return flattened_by_contributor
 
