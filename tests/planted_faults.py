@@ -183,7 +183,7 @@ known_by_another_identity: test_exchange_agreement.py
     Anybody speaks in a party's name with an identity of its own.
 -        if identity != known_identity:
 +        if len(identity) != len(known_identity):
---- secure_apfed/methods/sum_end.py
+--- secure_apfed/methods/session_sum.py
 charged_before_counted: test_parties_apfed.py
     A question that is refused because it was answered too often costs privacy first.
 -        self.count_answer(admitted, digest)

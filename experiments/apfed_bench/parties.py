@@ -186,7 +186,7 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
     """
     session = _open_without_warnings(config, data)
     warm_up_steps = 2
-    batches = _iter_batches(session.learner.training_rows, config.train.batch_size)
+    batches = _iter_batches(session.active_role.training_rows, config.train.batch_size)
     bytes_before = session.transcript.wire_bytes
     row = compare_calls(
         case,
@@ -225,7 +225,7 @@ def _make_protected_step(batch_size: int, sum_name: str, guard_name: str) -> Cal
         batch_size, {**_SETTINGS_BY_SUM[sum_name], **further_sum_settings}, guard_settings
     )
     session = _open_without_warnings(config, data)
-    batches = _iter_batches(session.learner.training_rows, batch_size)
+    batches = _iter_batches(session.active_role.training_rows, batch_size)
     return lambda: session.train_step(*next(batches))
 
 
@@ -413,7 +413,7 @@ def _measure_transport(case: str, link_type: LinkType, repetitions: int) -> Row:
     with _start_parties(config, data, link_type=link_type) as (active_session, learner):
         session = _open_without_warnings(config, data)
         batches = _iter_batches(learner.training_rows)
-        peer_batches = _iter_batches(session.learner.training_rows)
+        peer_batches = _iter_batches(session.active_role.training_rows)
         return compare_calls(
             case,
             lambda: run_script(

@@ -3,7 +3,7 @@ framework.
 
 Run by: the passive alone. The returned gradient is checked: one row for each row of z, of z's
 shape, real and finite. Then it is weighted, defended, clipped, noised and summed as that of any
-passive (`secure_apfed.methods.sum_end`), and the function is called no more often.
+passive (`secure_apfed.methods.session_sum`), and the function is called no more often.
 
 Unknown properties get no guarantee. A row's gradient may depend on other rows, so noise under a sum
 is charged for a whole batch; and the state that the code keeps between steps is not bounded.

@@ -178,6 +178,6 @@ def open_session(
     """
     # Without logs, the simulation makes every party's secrets itself.
     names = [] if logs is None else [table.name for table in data.tables]
-    secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}
+    secrets = {name: fresh_secrets(config, name, log_folder=logs) for name in names}
     start = SimulationInputs(config=config, data=data, secrets=secrets, alignment=alignment)
     return Simulation(METHODS[config.method.name], start)

@@ -244,10 +244,10 @@ def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
 
     `members`: names of the passives that take part in the intersection.
     """
-    if party.secrets.logs is None:
+    if party.secrets.log_folder is None:
         return None
     subfolder = "all" if party.config.alignment.mode == "all" else members[0]
-    return party.secrets.logs / _UNFINISHED / party.name / subfolder
+    return party.secrets.log_folder / _UNFINISHED / party.name / subfolder
 
 
 def delete_unfinished_alignment(logs: Path) -> None:
@@ -262,7 +262,7 @@ def raise_heartbeat_limits(party: PartyContext, links: Links) -> None:
 
     A heartbeat is a message from a peer that is still computing; it extends the wait for the peer.
     """
-    peers = [name for name in party.known if name != party.name]
+    peers = [name for name in party.identity_by_party if name != party.name]
     max_heartbeats = count_alignment_heartbeats(
         party.config.alignment.maximum_ids, len(party.passives)
     )

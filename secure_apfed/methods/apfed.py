@@ -3,8 +3,8 @@
 Algorithm 1 in three scripts. `ApfedActive.train_step`: the active represents a batch, sends the
 same to every passive, and updates from the sum of their gradients. `ApfedPassive.answer_message`: a
 passive descends on its own loss, and contributes its gradient with respect to the received z. The
-aggregator adds masked contributions (`secure_apfed.methods.sum_end`). The active without passives
-is SingleVL (`secure_apfed.methods.single_view`).
+aggregator adds masked contributions (`secure_apfed.methods.session_sum`). The active without
+passives is SingleVL (`secure_apfed.methods.single_view`).
 
 With `train.labels: after` the task loss stays out of these steps: the encoder learns from the
 passives' gradients alone, nothing that is sent depends on a label, and local models over the
@@ -32,8 +32,7 @@ from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.trainers import ForwardPass, PassiveDescent
 from secure_apfed.methods.method import ActiveRole, HelperRole, Lockstep, SessionTerms
 from secure_apfed.methods.party import ActiveParts, PartyContext
-from secure_apfed.methods.single_view import SingleView, SingleViewActive
-from secure_apfed.methods.sum_end import (
+from secure_apfed.methods.session_sum import (
     ActiveSum,
     AdmittedRequest,
     PassiveSum,
@@ -42,6 +41,7 @@ from secure_apfed.methods.sum_end import (
     SumLearner,
     SumMethod,
 )
+from secure_apfed.methods.single_view import SingleView, SingleViewActive
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.training import ContrastiveSettings, ReconstructionSettings
 
@@ -105,11 +105,11 @@ class ApfedActive(SumLearner, SingleViewActive):
         bounds = [terms.representation for terms in self.contract.passives.values()]
         self.min_spread = max(bound.minimum_spread for bound in bounds)
         self.min_norm = max(bound.minimum_norm for bound in bounds)
-        self._releases = parts.accounts.charged_guard
-        assert parts.people is not None
+        self._releases = parts.protection.charged_guard
+        assert parts.aligned_rows is not None
         # By row of the table; -1: the row is not aligned.
         self._position_N = torch.full((len(parts.party.data.table.ids),), -1, dtype=torch.int64)
-        self._position_N[parts.people] = torch.arange(len(parts.people))
+        self._position_N[parts.aligned_rows] = torch.arange(len(parts.aligned_rows))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Send representations, receive the sum of gradients, update (Alg. 1, active client).
@@ -284,7 +284,7 @@ class Apfed(SumMethod, SingleView):
         if party.name != party.active:
             return None
         party.require_passives()
-        _, shape = party.build_networks(sends=True)
+        _, shape = party.build_networks(sends_representations=True)
         return party.bound_representations(shape)
 
     def derive_terms(
@@ -297,12 +297,12 @@ class Apfed(SumMethod, SingleView):
         active offers any. `session`: name of this session, the same at all parties.
         """
         offered = offers[party.active]
-        shape = offered.shape if party.projection is None else (party.projection,)
+        shape = offered.shape if party.projection_size is None else (party.projection_size,)
         # Called only for its exception: each party compares the active's offer with its own
         # settings.
         party.require_terms(party.active, offered, party.bound_representations(shape))
         return SessionTerms(
-            passives={name: party.state_objective(name, offered) for name in party.passives},
+            passives={name: party.state_passive_terms(name, offered) for name in party.passives},
             secure_sum=party.describe_sum(session, offered.shape),
         )
 
@@ -311,7 +311,7 @@ class Apfed(SumMethod, SingleView):
 
         `rows`: the row of its table at each of the N alignment positions.
         """
-        parts = party.build_active_parts(contract, rows, sends=True)
+        parts = party.build_active_parts(contract, rows, sends_representations=True)
         dtype = parts.trainer.compute.dtype
         sum_end = SessionSum.from_contract(party, contract).make_active_end(dtype)
         return ApfedActive(parts, sum_end)

@@ -46,8 +46,8 @@ from secure_apfed.methods.local_models import choose_reader, is_surely_better
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.pupils import label_rows
+from secure_apfed.methods.session_sum import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.methods.student import Student, StudentActive, standardise_parts, warn_of_no_help
-from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import CrossView, Projection, Shape
 from secure_apfed.networks.rank import compute_number_limit, count_columns

@@ -5,7 +5,7 @@ of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.train_step`: th
 average, trains from it meanwhile, and takes the sum of all parties' weights, each by its share of
 rows, for the next. `AveragingPassive.answer_message`: a passive trains from the average, and
 contributes its weights by its share. There is no server as in the paper: the aggregator adds what
-it cannot read (`secure_apfed.methods.sum_end`), and the active, which is one of the parties,
+it cannot read (`secure_apfed.methods.session_sum`), and the active, which is one of the parties,
 averages. Views may be sequences (`model.network: gru`), whose last states under GRUs are the views.
 S-FedMV averages these GRUs first, `rounds` rounds long. Under H-FedMV each party trains its own
 before the first average: FedMV's baseline "Local Sequential H-FedMV" (Table 3), whose parties
@@ -53,7 +53,7 @@ from secure_apfed.methods.multiview import (
     select_learnt_labels,
 )
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.sum_end import (
+from secure_apfed.methods.session_sum import (
     ActiveSum,
     AdmittedRequest,
     PassiveSum,

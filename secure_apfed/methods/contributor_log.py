@@ -68,12 +68,12 @@ class RunContributorLog(ContributorLog):
     @classmethod
     def for_party(cls, party: PartyContext) -> "RunContributorLog | None":
         """Return the log in this party's folder of logs; None: the party keeps no logs."""
-        folder = party.secrets.logs
+        folder = party.secrets.log_folder
         if folder is None:
             return None
         path = log_file(folder, "circles", party.name, "jsonl")
         # In a simulation no answer leaves this process, so buffered lines are enough.
-        return cls(path, is_durable=party.secrets.sends_out)
+        return cls(path, is_durable=party.secrets.needs_durable_logs)
 
     def compute_digests(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
         """Return the texts by which a repeated step, request or answer is recognised.

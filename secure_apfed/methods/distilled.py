@@ -97,8 +97,8 @@ from secure_apfed.methods.method import (
     save_or_end,
 )
 from secure_apfed.methods.party import PartyContext
+from secure_apfed.methods.session_sum import AnswerLimits, blame_active_too
 from secure_apfed.methods.student import StudentActive, warn_of_no_help
-from secure_apfed.methods.sum_end import AnswerLimits, blame_active_too
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.settings import THE_ACTIVE, protects
 from secure_apfed.settings.method import MethodSettings

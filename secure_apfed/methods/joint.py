@@ -42,11 +42,11 @@ from secure_apfed.methods.method import (
     StepCounter,
 )
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.student import LocalTraining
-from secure_apfed.methods.sum_end import (
+from secure_apfed.methods.session_sum import (
     AnswerLimits,
     StepGate,
 )
+from secure_apfed.methods.student import LocalTraining
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
@@ -146,7 +146,7 @@ class TvflActive(ActiveRole):
         self.contract = parts.contract
         self.trainer = trainer
         self.checkpoint_parts = {"": trainer}
-        self.predicts_with = {"encoder": trainer.encoder, "head": trainer.head}
+        self.prediction_networks = {"encoder": trainer.encoder, "head": trainer.head}
         self.guarantee = parts.guarantee
         self._defences = party.make_defences("returned gradients")
         self.smallest_batch = party.config.rules.minimum_batch
@@ -309,7 +309,7 @@ class TvflActive(ActiveRole):
         labels_N = self.trainer.labels_N.cpu()
         # Both lists begin with an empty tensor, since there may be no batch to concatenate.
         labels = [labels_N[:0]]
-        scores = [torch.empty(0, self._party.outputs)]
+        scores = [torch.empty(0, self._party.output_count)]
         for index, rows_B in enumerate(self.split_into_batches(self._aligned_test_rows)):
             joint = await self.predict_jointly(links, next_step + index, rows_B)
             scores.append(joint.scores.detach().double().cpu())
@@ -420,7 +420,7 @@ class EncodingPassive(HelperRole):
         self.name = name
         self.contract = contract
         self.trainer = trainer
-        self.predicts_with = {"encoder": trainer.encoder}
+        self.prediction_networks = {"encoder": trainer.encoder}
         self.unchecked_modes: set[bool] = set()
         self._awaited_gradient: tuple[int, Tensor] | None = None
 
@@ -684,7 +684,7 @@ class Tvfl(Method):
         table = party.data.table
         encoder, shape = self._build_encoder(party)
         head_size = math.prod(shape) + sum(sizes.values())
-        head = party.build_head(self.pick_model(party.config), (head_size,), party.outputs)
+        head = party.build_head(self.pick_model(party.config), (head_size,), party.output_count)
         assert table.labels is not None
         return trainer_class(
             party.name,
@@ -696,7 +696,7 @@ class Tvfl(Method):
             train=party.config.train,
             seed=party.secrets.seed,
             task=party.task,
-            own_optimization=party.code.optimization,
+            own_optimization=party.own_code.optimization,
         )
 
     def _make_encoder_trainer(self, party: PartyContext, rows: Tensor) -> EncoderTrainer:
@@ -711,7 +711,7 @@ class Tvfl(Method):
             features_N=party.features_of(rows),
             train=party.config.train,
             seed=party.secrets.seed,
-            own_optimization=party.code.optimization,
+            own_optimization=party.own_code.optimization,
         )
 
     def _build_encoder(self, party: PartyContext) -> tuple[nn.Module, tuple[int, ...]]:

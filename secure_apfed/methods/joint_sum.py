@@ -26,7 +26,7 @@ from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer, SumTrain
 from secure_apfed.methods.joint import EncodingPassive, JointParts, JointScores, SplitNnActive, Tvfl
 from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionTerms
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.sum_end import (
+from secure_apfed.methods.session_sum import (
     AdmittedRequest,
     PassiveSum,
     SessionSum,

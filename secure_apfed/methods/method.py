@@ -22,8 +22,8 @@ from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import is_narrow, warn_if_near_constant
 from secure_apfed.learning.votes import MeasuredHelp
 from secure_apfed.measures.table import Scored
-from secure_apfed.methods.charged import Statement, parse_statement
 from secure_apfed.methods.party import PartyContext, Role
+from secure_apfed.methods.privacy_reports import SignedReport, parse_report
 from secure_apfed.networks.models import Shape, family_for
 from secure_apfed.privacy.dp_sgd import WholeTraining
 from secure_apfed.settings.method import MethodSettings
@@ -48,7 +48,9 @@ and rows.
 
 Save: TypeAlias = Callable[[int], bytes]
 """Function that writes a party's checkpoint before the step of this number, and returns its signed
-report of privacy costs so far as bytes (`secure_apfed.methods.charged`), which the active gets."""
+report of privacy costs so far as bytes (`secure_apfed.methods.privacy_reports`), which the active
+gets.
+"""
 
 
 Scores: TypeAlias = dict[str, Scored]
@@ -469,34 +471,34 @@ async def save_all(
     *,
     contract: Contract,
     may_leave: Collection[str] = (),
-) -> Mapping[str, Statement | None]:
-    """Ask these parties to save a checkpoint before `step`; return their signed privacy accounts.
+) -> Mapping[str, SignedReport | None]:
+    """Ask these parties to save a checkpoint before `step`; return their signed privacy reports.
 
     `helpers`: the names of the parties. `may_leave`: names of the parties whose silence is no
-    error. Returns for each party name its signed report (Statement), or None if it fell silent.
+    error. Returns for each party name its signed report, or None if it fell silent.
     Raises PartyLeftError: another party fell silent; RemoteProtocolError: a reply is malformed.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
     identities = {party.name: party.identity for party in contract.participants}
-    accounts: dict[str, Statement | None] = {}
+    report_by_helper: dict[str, SignedReport | None] = {}
     for name in helpers:
         try:
             message = await links.receive(name, Kind.SAVED, step=step)
         except PartyLeftError:
             if name not in may_leave:
                 raise
-            # This party may be left out; its account is then unknown.
-            accounts[name] = None
+            # This party may be left out; its privacy cost is then unknown.
+            report_by_helper[name] = None
         else:
-            accounts[name] = parse_statement(
+            report_by_helper[name] = parse_report(
                 message.payload,
                 sender=name,
                 identity=identities[name],
                 contract=contract.digest,
                 step=step,
             )
-    return accounts
+    return report_by_helper
 
 
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:

@@ -12,9 +12,9 @@ MMVFL's Algorithm 1 or FedMV's Algorithm 2 in three scripts. `MultiviewActive.tr
 active sends the common pseudo-labels Z, updates its own weights W_1 and pseudo-labels Z_1
 meanwhile, and makes Z the mean of all Z_k, weighted by zeta_k. `MultiviewPassive.answer_message`: a
 passive updates its own, and contributes zeta_k Z_k. There is no server as in the papers: the
-aggregator adds what it cannot read (`secure_apfed.methods.sum_end`), and the active averages. Ours:
-under `rules.silent_passive: recover` the mean is of those who answered, where MMVFL's rounds wait
-for the slowest (section 5.2).
+aggregator adds what it cannot read (`secure_apfed.methods.session_sum`), and the active averages.
+Ours: under `rules.silent_passive: recover` the mean is of those who answered, where MMVFL's rounds
+wait for the slowest (section 5.2).
 
 Under V-FedMV a party's view may be sequences (`model.network: gru`), of which a GRU of its own
 makes X_k (FedMV, section 6). There all parties have the labels to train it by, and do so first.
@@ -59,7 +59,7 @@ from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.sum_end import (
+from secure_apfed.methods.session_sum import (
     ActiveSum,
     AdmittedRequest,
     PassiveSum,

@@ -36,7 +36,12 @@ from secure_apfed.learning.own_code import FreshFamily, UserFunctions, name_part
 from secure_apfed.learning.release import ActiveProtections, ChargedGuard, ContributionNoise
 from secure_apfed.learning.trainers import ActiveTrainer, PassiveDescent, PassiveTrainer
 from secure_apfed.measures.tasks import TASKS, Task
-from secure_apfed.methods.accounts import NoisePlan, make_sum_release, plan_updates, sum_and_noise
+from secure_apfed.methods.noise_plans import (
+    NoisePlan,
+    make_sum_release,
+    plan_updates,
+    sum_and_noise,
+)
 from secure_apfed.methods.terms import (
     bound_representations,
     bound_sent_rows,
@@ -74,7 +79,7 @@ from secure_apfed.settings.training import (
     OwnLossSettings,
 )
 
-_MAX_COUNTED = 4096
+_MAX_COUNTED_COLUMNS = 4096
 """Columns of a passive's table up to which the distinct ones are counted; wider tables are never
 narrow, and counting takes long."""
 
@@ -121,15 +126,15 @@ class Role:
         ledgers: the party's privacy ledgers by name, for releases and private updates.
         contribution_ledger: the one of `ledgers` that records the cost of its noisy contributions
             to sums; None: it makes none.
-        predicts_with: the party's networks for joint prediction, by name, which are stored after
-            training.
+        prediction_networks: the party's networks for joint prediction, by name, which are stored
+            after training.
     """
 
     name: str
     checkpoint_parts: Mapping[str, CheckpointPart] = {}
     ledgers: Mapping[str, PrivacyLedger] = {}
     contribution_ledger: PrivacyLedger | None = None
-    predicts_with: Mapping[str, nn.Module] = {}
+    prediction_networks: Mapping[str, nn.Module] = {}
 
     async def set_up(self, links: Links) -> None:
         """Run the method's exchange between alignment and training; by default none."""
@@ -163,10 +168,10 @@ class CheckpointStore(Protocol):
     def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
         """Store the contract with the signatures of all parties."""
 
-    def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
+    def load_latest(self, max_step: int | None = None) -> PartyCheckpoint | None:
         """Return the newest checkpoint; None: there is none.
 
-        `until`: the latest step that the checkpoint may have; None: any.
+        `max_step`: the latest step that the checkpoint may have; None: any.
         """
 
     def list_steps(self) -> tuple[int, ...]:
@@ -190,17 +195,18 @@ class PartySecrets:
         identity: the party's long-term key pair.
         noise_key: 32 secret bytes, from which the keys of all of its noise are derived.
         seed: random seed of the party's weights and dropout.
-        checkpoints: the store of its checkpoints; None: it saves none.
-        logs: folder of its write-ahead logs; None: keep them in memory.
-        sends_out: whether answers leave this process, and so wait until the disk has counted them.
+        checkpoint_store: the store of its checkpoints; None: it saves none.
+        log_folder: folder of its write-ahead logs; None: keep them in memory.
+        needs_durable_logs: whether answers leave this process, and so wait until the disk has
+            counted them.
     """
 
     identity: Identity
     noise_key: bytes = field(repr=False)
     seed: int = field(repr=False)
-    checkpoints: CheckpointStore | None = None
-    logs: Path | None = None
-    sends_out: bool = True
+    checkpoint_store: CheckpointStore | None = None
+    log_folder: Path | None = None
+    needs_durable_logs: bool = True
 
 
 def fresh_secrets(
@@ -208,14 +214,14 @@ def fresh_secrets(
     name: str,
     *,
     identity: Identity | None = None,
-    checkpoints: CheckpointStore | None = None,
-    logs: Path | None = None,
+    checkpoint_store: CheckpointStore | None = None,
+    log_folder: Path | None = None,
 ) -> PartySecrets:
     """Return a party's secrets for a new run: random ones, or as configured from the run's seed.
 
     `name`: the party's name. `identity`: the party's long-term key pair; None: generate one.
-    `checkpoints`: store of the party's state; None: it saves none. `logs`: folder of ledgers and
-    counters; None: they stay in memory.
+    `checkpoint_store`: store of the party's state; None: it saves none. `log_folder`: folder of
+    ledgers and counters; None: they stay in memory.
     """
     random_seed = int.from_bytes(fresh_key()[:8], "big") >> 1  # fits into 63 bits
     derived_key = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
@@ -223,8 +229,8 @@ def fresh_secrets(
         identity=identity or fresh_identity(),
         noise_key=fresh_key() if config.guard.noise == "secret" else derived_key,
         seed=random_seed if config.party_seeds == "secret" else config.seed,
-        checkpoints=checkpoints,
-        logs=logs,
+        checkpoint_store=checkpoint_store,
+        log_folder=log_folder,
     )
 
 
@@ -238,16 +244,16 @@ class PartyContext:
         name: the party's name.
         active, passives: the names of the parties with tables, public.
         secrets: the party's keys, seed and folders.
-        known: mapping from party name to the public identity that it expects, its own included.
+        identity_by_party: the public identity that it expects of every party, its own included.
         data_or_none: the party's part of the run's data; None: it has none (aggregator, dealer).
-        aligned: the row of its table at each alignment position, from an earlier session; None: run
-            the intersection now.
-        predicts: digest of the contract of the run whose model predicts in this session; None: this
-            session trains.
+        aligned_rows: the row of its table at each alignment position, from an earlier session;
+            None: run the intersection now.
+        trained_run: digest of the contract of the run whose model predicts in this session; None:
+            this session trains.
         allow_reading_all: whether the party's own configuration file accepts settings under which
             all of its columns could be reconstructed; always true if one process simulates all
             parties.
-        code: networks, a loss and an optimiser of its own, where it brings some.
+        own_code: networks, a loss and an optimiser of its own, where it brings some.
         record_contribution: called with step, alignment positions (B,) and values (B, D) of each
             contribution before the sum protects it; for the party's own record. None: no record.
     """
@@ -257,12 +263,12 @@ class PartyContext:
     active: str
     passives: tuple[str, ...]
     secrets: PartySecrets
-    known: Mapping[str, bytes]
+    identity_by_party: Mapping[str, bytes]
     data_or_none: OwnData | None = field(default=None, repr=False)
-    aligned: Tensor | None = field(default=None, repr=False)
-    predicts: str | None = None
+    aligned_rows: Tensor | None = field(default=None, repr=False)
+    trained_run: str | None = None
     allow_reading_all: bool = True
-    code: UserFunctions = field(default_factory=UserFunctions, repr=False)
+    own_code: UserFunctions = field(default_factory=UserFunctions, repr=False)
     record_contribution: Callable[[int, Tensor, Tensor], None] | None = None
 
     @property
@@ -281,7 +287,7 @@ class PartyContext:
         return TASKS[config.task].from_targets(self.data.targets, loss=config.train.loss)
 
     @property
-    def outputs(self) -> int:
+    def output_count(self) -> int:
         """K, the number of outputs that a model of the task gives for a row."""
         return self.task.count_outputs(len(self.data.classes))
 
@@ -305,17 +311,17 @@ class PartyContext:
 
         Each network that this family builds is a copy of one of them.
         """
-        return self.code.copy_networks()
+        return self.own_code.copy_networks()
 
     def find_family(self, model: ModelSettings) -> NetworkFamily:
         """Return the family that builds this party's networks.
 
         It is the party's own code if there is any, otherwise the family that `model` names.
         """
-        return self.code.find_family() or family_for(model, self.data.table.shape)
+        return self.own_code.find_family() or family_for(model, self.data.table.shape)
 
     @contextmanager
-    def _begin_part(self, part: str) -> Iterator[None]:
+    def _draw_network_part(self, part: str) -> Iterator[None]:
         """Seed the random numbers for building one part of a network, and name the part in errors.
 
         `part`: such as "encoder".
@@ -333,56 +339,58 @@ class PartyContext:
         """
         features = self.data.table.shape
         family = family or self.find_family(model)
-        with self._begin_part("encoder"):
+        with self._draw_network_part("encoder"):
             encoder = family.make_encoder(features, model)
             return encoder, output_shape(encoder, features)
 
-    def build_head(self, model: ModelSettings, read: Shape, outputs: int) -> nn.Module:
+    def build_head(self, model: ModelSettings, input_shape: Shape, output_count: int) -> nn.Module:
         """Return a head, which maps representations to outputs.
 
-        `model`: settings of the network. `read`: the shape of its input for one row. `outputs`:
-        number of outputs for one row. Raises ModelError: the party's own head returns others.
+        `model`: settings of the network. `input_shape`: the shape of its input for one row.
+        `output_count`: number of outputs for one row. Raises ModelError: the party's own head
+        returns others.
         """
-        with self._begin_part("head"):
-            head = self.find_family(model).make_head(math.prod(read), outputs, model)
-            if self.code.head is not None:
-                require_scores(head, read, outputs, classes=self.data.classes)
+        with self._draw_network_part("head"):
+            head = self.find_family(model).make_head(math.prod(input_shape), output_count, model)
+            if self.own_code.head is not None:
+                require_scores(head, input_shape, output_count, classes=self.data.classes)
         return head
 
     @property
-    def projection(self) -> int | None:
+    def projection_size(self) -> int | None:
         """The size of z, the linear projection of h that the active sends; None: it sends h."""
         return find_projection_size(self.config, self.passives)
 
-    def build_networks(self, *, sends: bool) -> tuple[ActiveNetworks, Shape]:
+    def build_networks(self, *, sends_representations: bool) -> tuple[ActiveNetworks, Shape]:
         """Return the active's networks and the shape of one row of the representation it sends.
 
-        `sends`: whether the method sends representations at all; otherwise no projection is built.
-        Raises ConfigError: the party's own code has a projection, and the settings have none.
+        `sends_representations`: whether the method sends representations at all; otherwise no
+        projection is built. Raises ConfigError: the party's own code has a projection, and the
+        settings have none.
         """
         model = self.config.model
-        projection = self.projection if sends else None
+        projection_size = self.projection_size if sends_representations else None
         encoder, shape = self.build_encoder(model)
-        head = self.build_head(model, shape, self.outputs)
-        if projection is None:
-            if sends and self.code.projection is not None:
+        head = self.build_head(model, shape, self.output_count)
+        if projection_size is None:
+            if sends_representations and self.own_code.projection is not None:
                 raise ConfigError(
                     f"{self.name}: it brought a projection, and the run sends the encoder's whole "
                     "output; say how many numbers are sent, as model.projection: 64"
                 )
             return ActiveNetworks(encoder, head), shape
-        with self._begin_part("projection"):
-            projection_module = self.code.make_projection(projection, shape)
-        return ActiveNetworks(encoder, head, projection_module), (projection,)
+        with self._draw_network_part("projection"):
+            projection_module = self.own_code.make_projection(projection_size, shape)
+        return ActiveNetworks(encoder, head, projection_module), (projection_size,)
 
-    def build_active_trainer(self, accounts: ActiveProtections) -> ActiveTrainer:
+    def build_active_trainer(self, protection: ActiveProtections) -> ActiveTrainer:
         """Return the active's networks with their optimiser.
 
-        `accounts`: the guard, DP-SGD noise and privacy ledgers under which they train.
+        `protection`: the guard, DP-SGD noise and privacy ledgers under which they train.
         """
         table = self.data.table
         assert table.labels is not None
-        networks, _ = self.build_networks(sends=accounts.is_sending)
+        networks, _ = self.build_networks(sends_representations=protection.is_sending)
         return ActiveTrainer(
             self.name,
             networks,
@@ -390,25 +398,30 @@ class PartyContext:
             labels_N=table.labels,
             train=self.config.train,
             seed=self.secrets.seed,
-            private_updates=accounts.private_updates,
+            private_updates=protection.private_updates,
             task=self.task,
-            own_optimization=self.code.optimization,
-            needs_independent_rows=accounts.needs_independent_rows,
+            own_optimization=self.own_code.optimization,
+            needs_independent_rows=protection.needs_independent_rows,
         )
 
-    def build_active_parts(self, contract: Contract, rows: Tensor, *, sends: bool) -> "ActiveParts":
+    def build_active_parts(
+        self, contract: Contract, rows: Tensor, *, sends_representations: bool
+    ) -> "ActiveParts":
         """Return the parts from which the role of an active that trains by steps is made.
 
-        `rows`: the row of its table at each of the N alignment positions. `sends`: whether it sends
-        representations of these rows; otherwise it trains as if nothing were aligned.
+        `rows`: the row of its table at each of the N alignment positions. `sends_representations`:
+        whether it sends representations of these rows; otherwise it trains as if nothing were
+        aligned.
         """
-        accounts = self.open_active_accounts(len(rows), sends=sends)
+        protection = self.open_active_protection(
+            len(rows), sends_representations=sends_representations
+        )
         return ActiveParts(
             party=self,
             contract=contract,
-            trainer=self.build_active_trainer(accounts),
-            accounts=accounts,
-            people=rows if sends else None,
+            trainer=self.build_active_trainer(protection),
+            protection=protection,
+            aligned_rows=rows if sends_representations else None,
         )
 
     def build_passive_trainer(
@@ -432,8 +445,8 @@ class PartyContext:
         assert settings is not None
         if isinstance(settings, BlackBoxSettings):
             ids = self.data.table.ids
-            return self.code.make_black_box(owner=self.name, rows_N=rows, ids=ids)
-        with self._begin_part("objective"):
+            return self.own_code.make_black_box(owner=self.name, rows_N=rows, ids=ids)
+        with self._draw_network_part("objective"):
             objective = self._make_objective(settings, terms.representation.shape)
             objective.fit(self.features_of(rows[rows >= 0]))
         if not is_noised and not is_defended:
@@ -445,29 +458,31 @@ class PartyContext:
             features_N=self.features_of(rows.clamp(min=0)),
             train=self.config.train,
             seed=self.secrets.seed,
-            own_optimization=self.code.optimization,
+            own_optimization=self.own_code.optimization,
             needs_independent_rows=is_noised,
         )
 
-    def _make_objective(self, settings: ObjectiveSettings, representation: Shape) -> Objective:
+    def _make_objective(
+        self, settings: ObjectiveSettings, representation_shape: Shape
+    ) -> Objective:
         """Return the passive's objective: its own loss, or a built-in one, by the settings.
 
-        `representation`: the shape of one row of the representations that it gets.
+        `representation_shape`: the shape of one row of the representations that it gets.
         """
         model = self.config.model_of(self.name)
         if isinstance(settings, OwnLossSettings):
-            return self.code.make_objective(
+            return self.own_code.make_objective(
                 settings,
                 owner=self.name,
-                representation=representation,
+                representation=representation_shape,
                 features=self.data.table.shape,
                 model=model,
-                family=self.code.find_family(),
+                family=self.own_code.find_family(),
             )
         objective_class: type[Objective] = OBJECTIVES[settings.name]
         return objective_class(
             settings,
-            representation=representation,
+            representation=representation_shape,
             features=self.data.table.shape,
             model=model,
             family=self.find_family(model),
@@ -488,24 +503,24 @@ class PartyContext:
                 )
 
     def require_terms(
-        self, sender: str, offered: RepresentationBounds, expected: RepresentationBounds
+        self, sender: str, proposed: RepresentationBounds, expected: RepresentationBounds
     ) -> None:
         """Refuse another party's terms (bounds on a row) if this party's settings give others.
 
-        `sender`: name of the other party. `offered`: the terms that it offered. `expected`: the
+        `sender`: name of the other party. `proposed`: the terms that it proposed. `expected`: the
         terms by this party's settings. Raises RemoteProtocolError: names the sender and what
         differs.
         """
-        expected_terms = expected.model_dump()
-        offered_terms = offered.model_dump()
-        differ = [
-            f"{name} {offered_terms[name]} where {value} is expected"
-            for name, value in expected_terms.items()
-            if offered_terms[name] != value
+        expected_values = expected.model_dump()
+        proposed_values = proposed.model_dump()
+        differences = [
+            f"{name} {proposed_values[name]} where {value} is expected"
+            for name, value in expected_values.items()
+            if proposed_values[name] != value
         ]
-        if differ:
+        if differences:
             raise RemoteProtocolError(
-                f"{sender} offers {self.name} representations with {', '.join(differ)} by the "
+                f"{sender} offers {self.name} representations with {', '.join(differences)} by the "
                 f"settings of {self.name}; give both the same rules, guard and model"
             )
 
@@ -516,23 +531,23 @@ class PartyContext:
 
     def bound_representations(self, shape: Shape) -> RepresentationBounds:
         """Return the bounds on a row that the active sends; see `terms.bound_representations`."""
-        projected = self.projection is not None
+        projected = self.projection_size is not None
         return bound_representations(self.config, shape, self._planned_guard, projected=projected)
 
     def bound_sent_rows(self, shape: Shape) -> RepresentationBounds:
         """Return the bounds on a row that a passive sends; see `terms.bound_sent_rows`."""
         return bound_sent_rows(self.config, shape, self._planned_guard)
 
-    def state_objective(self, passive: str, representation: RepresentationBounds) -> PassiveTerms:
+    def state_passive_terms(self, passive: str, bounds: RepresentationBounds) -> PassiveTerms:
         """Return the contract's terms of a passive: its objective and its weight in the sum.
 
-        `representation`: the bounds on the representations that it gets, also part of the terms.
+        `bounds`: the bounds on the representations that it gets, also part of the terms.
         Raises ConfigError: the settings name no objective, or another kind than the method's.
         """
         return PassiveTerms(
             objective=find_objective(self.config, passive),
             weight=self.config.settings_of(passive).weight,
-            representation=representation,
+            representation=bounds,
         )
 
     def describe_sum(self, session: str, shape: Shape) -> dict[str, Any]:
@@ -576,59 +591,67 @@ class PartyContext:
         mechanism: Mechanism | SummedRelease | VoteResponse,
         *,
         budget: float | None,
-        rows: int,
-        figure: ReleaseEpsilonName = "epsilon_x",
-        suffix: str = "",
+        position_count: int,
+        epsilon_name: ReleaseEpsilonName = "epsilon_x",
+        name_suffix: str = "",
     ) -> PrivacyLedger:
         """Open a privacy ledger, whose write-ahead log is `ledger-NAME.jsonl`.
 
         Args:
             mechanism: the privacy mechanism of one release, from which the ledger computes epsilon.
             budget: the largest epsilon of a row; a release beyond it is refused. None: no limit.
-            rows: number of positions, for each of which the ledger records the cost separately.
-            figure: the name of the ledger's epsilon, such as "epsilon_x" (privacy of
+            position_count: number of positions, for each of which the ledger records the cost
+                separately.
+            epsilon_name: the name of the ledger's epsilon, such as "epsilon_x" (privacy of
                 representations).
-            suffix: follows the party's name in NAME, where the party has another ledger.
+            name_suffix: follows the party's name in NAME, where the party has another ledger.
         """
-        name = self.name + suffix
-        logs = self.secrets.logs
+        name = self.name + name_suffix
+        logs = self.secrets.log_folder
         ledger = PrivacyLedger(
             mechanism,
             delta=self.config.delta,
             budget=budget,
-            rows=rows,
+            rows=position_count,
             log=log_file(logs, "ledger", name, "jsonl") if logs else None,
             is_reproducible=not self.noise_is_secret,
-            figure=figure,
+            figure=epsilon_name,
         )
-        if self.secrets.checkpoints is not None:
-            self.secrets.checkpoints.register_ledger(name, ledger)
+        if self.secrets.checkpoint_store is not None:
+            self.secrets.checkpoint_store.register_ledger(name, ledger)
         return ledger
 
-    def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> ChargedGuard:
+    def open_releases(
+        self, person_count: int, guard: RepresentationGuard | None = None
+    ) -> ChargedGuard:
         """Return the guard with its ledger, through which all representations of this party go.
 
-        `people`: number of alignment positions. `guard`: clips and perturbs the representations;
-        None: the configured one (`make_guard`).
+        `person_count`: number of alignment positions. `guard`: clips and perturbs the
+        representations; None: the configured one (`make_guard`).
         """
         guard = guard or self.make_guard()
         budget = self.config.guard.epsilon
-        return ChargedGuard(guard, self.open_ledger(guard.mechanism(), budget=budget, rows=people))
+        return ChargedGuard(
+            guard, self.open_ledger(guard.mechanism(), budget=budget, position_count=person_count)
+        )
 
-    def open_active_accounts(self, people: int, *, sends: bool) -> ActiveProtections:
+    def open_active_protection(
+        self, person_count: int, *, sends_representations: bool
+    ) -> ActiveProtections:
         """Return the active's guard and DP-SGD noise with their ledgers.
 
-        `people`: number of alignment positions. `sends`: whether it sends representations.
+        `person_count`: number of alignment positions. `sends_representations`: whether it sends
+        representations.
 
         Raises ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
         """
         config = self.config
         guard = self.make_guard()
         private = self._open_updates(guard)
-        releases = self.open_releases(people, guard)
-        training = None
+        releases = self.open_releases(person_count, guard)
+        whole_training = None
         if config.dp_sgd is not None and private is not None:
-            training = WholeTraining(
+            whole_training = WholeTraining(
                 releases=releases.ledger,
                 updates=private.ledger,
                 delta=config.delta,
@@ -638,8 +661,8 @@ class PartyContext:
         return ActiveProtections(
             charged_guard=releases,
             private_updates=private,
-            whole_training=training,
-            is_sending=sends,
+            whole_training=whole_training,
+            is_sending=sends_representations,
         )
 
     def _open_updates(self, guard: RepresentationGuard) -> PrivateUpdates | None:
@@ -658,18 +681,18 @@ class PartyContext:
         )
         rows = len(self.data.table.ids)
         mechanism = gradient_guard.mechanism()
-        ledger = self.open_ledger(mechanism, budget=None, rows=rows, suffix=UPDATES)
+        ledger = self.open_ledger(mechanism, budget=None, position_count=rows, name_suffix=UPDATES)
         return PrivateUpdates(gradient_guard, ledger)
 
     def open_contribution_noise(
-        self, shape: Shape, plan: NoisePlan, people: int
+        self, shape: Shape, plan: NoisePlan, person_count: int
     ) -> ContributionNoise | None:
         """Return the noise that a passive adds to its contributions, with its ledger.
 
         None: the settings have no noise.
 
         `shape`: shape of one row of a contribution, without the batch axis. `plan`: the agreed
-        noise. `people`: number of alignment positions.
+        noise. `person_count`: number of alignment positions.
         """
         config = self.config
         noise = config.method.find_noise(config)
@@ -678,8 +701,8 @@ class PartyContext:
         ledger = self.open_ledger(
             make_sum_release(config, self.name, shape, plan),
             budget=noise.epsilon,
-            rows=people,
-            figure=config.method.passives_epsilon_name,
+            position_count=person_count,
+            epsilon_name=config.method.passives_epsilon_name,
         )
         return ContributionNoise(
             deviation=plan.steps,
@@ -703,30 +726,30 @@ class PartyContext:
             is_reproducible=is_noised and not self.noise_is_secret,
         )
 
-    def make_defences(self, released: GradientKind) -> DefenceChain:
+    def make_defences(self, gradient_kind: GradientKind) -> DefenceChain:
         """Return the configured defences of one kind of gradients that this party sends.
 
-        `released`: the kind of gradients, such as "contributions".
+        `gradient_kind`: the kind of gradients, such as "contributions".
         """
         key = self.derive_key(b"secure-apfed defences v1")
         defences = gradient_defences(
             self.config.defences,
-            released,
+            gradient_kind,
             noise=NoiseSource(key, secret=self.noise_is_secret),
             classes=len(self.data.classes),
         )
         return DefenceChain(defences)
 
-    def _warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
+    def _warn_of_narrow_table(self, rows: Tensor, values_per_person: int) -> None:
         """Warn a passive with few distinct columns that its contributions reveal them.
 
-        `rows`: the aligned rows of its table. `numbers`: number of values about one person in a
-        contribution.
+        `rows`: the aligned rows of its table. `values_per_person`: number of values about one
+        person in a contribution.
         """
         table = self.data.table
         # Wider tables are never narrow, and counting their columns takes long.
-        if math.prod(table.shape) <= _MAX_COUNTED:
-            warn_if_narrow(self.name, count_columns(table.features[rows]), numbers)
+        if math.prod(table.shape) <= _MAX_COUNTED_COLUMNS:
+            warn_if_narrow(self.name, count_columns(table.features[rows]), values_per_person)
 
     def require_no_releases(self) -> None:
         """Refuse to begin a run if the party's logs already record releases of another alignment.
@@ -734,8 +757,8 @@ class PartyContext:
         A new alignment puts other people at the counted positions. Raises CheckpointError: a log
         has a release.
         """
-        folder = self.secrets.logs
-        if folder is None or self.aligned is not None:
+        folder = self.secrets.log_folder
+        if folder is None or self.aligned_rows is not None:
             return
         logs = [
             log_file(folder, "answers", self.name, "jsonl"),
@@ -758,12 +781,13 @@ class ActiveParts:
         party: the active's inputs.
         contract: the session's contract.
         trainer: the active's networks, their optimiser, and its table.
-        accounts: its guard and privacy ledgers.
-        people: the row of its table at each of the N alignment positions; None: nothing is aligned.
+        protection: its guard and privacy ledgers.
+        aligned_rows: the row of its table at each of the N alignment positions; None: nothing is
+            aligned.
     """
 
     party: PartyContext
     contract: Contract
     trainer: ActiveTrainer
-    accounts: ActiveProtections
-    people: Tensor | None = None
+    protection: ActiveProtections
+    aligned_rows: Tensor | None = None

@@ -56,7 +56,7 @@ from secure_apfed.methods.joint_sum import SUM
 from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, end_all, meet_active, meet_all
 from secure_apfed.methods.party import PartyContext, Role
 from secure_apfed.methods.session import enter_session, new_session
-from secure_apfed.methods.sum_end import SessionSum
+from secure_apfed.methods.session_sum import SessionSum
 
 _UNKNOWN = -1
 """The position of a person that a passive does not know."""
@@ -118,7 +118,7 @@ def collect_network_states(role: Role) -> dict[str, Tensor]:
     A tensor's name begins with the name of its network.
     """
     states: dict[str, Tensor] = {}
-    for name, network in role.predicts_with.items():
+    for name, network in role.prediction_networks.items():
         states |= add_prefix(name, network.state_dict())
     return states
 
@@ -169,7 +169,7 @@ async def serve_predictions(
     holder = Holder(ids, session=_session_key(contract, party.name))
     helper = method.build_passive(party, contract, torch.from_numpy(holder.published_rows))
     assert isinstance(helper, EncodingPassive)
-    load_network_states(helper.predicts_with, states, party.name)
+    load_network_states(helper.prediction_networks, states, party.name)
     ledger = helper.ledgers.get(party.name)
     compute_cost = ledger.would_cost if ledger else None
     people_in_order = [ids[row] for row in holder.published_rows]

@@ -54,7 +54,6 @@ from secure_apfed.methods.alignment import (
     raise_heartbeat_limits,
     require_labels,
 )
-from secure_apfed.methods.charged import ChargedAccount, Statement, collect_accounts, sign_accounts
 from secure_apfed.methods.contributor_log import (
     RunContributorLog,
     merge_answered_steps,
@@ -75,6 +74,12 @@ from secure_apfed.methods.party import (
     PartySecrets,
     Role,
     fresh_secrets,
+)
+from secure_apfed.methods.privacy_reports import (
+    ReportedCost,
+    SignedReport,
+    sign_report,
+    summarise_reported_costs,
 )
 from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack_passives
 from secure_apfed.networks.rank import count_columns, describe_opened_numbers
@@ -107,7 +112,8 @@ class PartySession:
         signatures: the parties' signatures of the contract, by name.
         rows: the row of its table at each alignment position, (N,); empty: it has no table.
         role: the party's role, which has its private state of the session.
-        common: number of its people that are aligned, with details; None: nothing was aligned.
+        common_people: number of its people that are aligned, with details; None: nothing was
+            aligned.
     """
 
     party: PartyContext
@@ -115,14 +121,14 @@ class PartySession:
     signatures: Mapping[str, bytes]
     rows: Tensor = field(repr=False)
     role: Role
-    common: CommonPeople | None = None
+    common_people: CommonPeople | None = None
 
     def save_checkpoint(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save this party's state before `step`; do nothing without a checkpoint store.
 
         The state is the role's tensors and ledgers, and besides them `tensors` and `notes`.
         """
-        if self.party.secrets.checkpoints is None:
+        if self.party.secrets.checkpoint_store is None:
             return
         role = self.role
         state = PartyCheckpoint(
@@ -133,15 +139,15 @@ class PartySession:
             ledgers={name: ledger.state_dict() for name, ledger in role.ledgers.items()},
             notes=notes,
         )
-        self.party.secrets.checkpoints.save(state)
+        self.party.secrets.checkpoint_store.save(state)
 
     def finish_part(self) -> None:
         """Mark this party's share of the run as finished; do nothing without a checkpoint store.
 
         The store then deletes the secrets that only a resumption would need.
         """
-        if self.party.secrets.checkpoints is not None:
-            self.party.secrets.checkpoints.finish_part(self.contract, self.role)
+        if self.party.secrets.checkpoint_store is not None:
+            self.party.secrets.checkpoint_store.finish_part(self.contract, self.role)
 
 
 def assign_roles(
@@ -172,11 +178,11 @@ async def enter_session(
     keeps checkpoints. `session`: name of this session, given at the active, which chooses it; None
     at other parties.
     """
-    links.predicts = party.predicts is not None
+    links.predicts = party.trained_run is not None
     agreement = await agree_on_contract(
         links,
         identity=party.secrets.identity,
-        known=party.known,
+        known=party.identity_by_party,
         active=party.active,
         session=session,
         make_greeting=lambda run_key: Greeting(
@@ -190,8 +196,8 @@ async def enter_session(
     links.unit_s = agreement.contract.patience_s
     # If one of these peers falls silent, the session ends.
     links.needed = _list_needed_peers(party, agreement.contract)
-    if party.secrets.checkpoints is not None:
-        party.secrets.checkpoints.save_contract(agreement.contract, agreement.signatures)
+    if party.secrets.checkpoint_store is not None:
+        party.secrets.checkpoint_store.save_contract(agreement.contract, agreement.signatures)
     raise_heartbeat_limits(party, links)
     return agreement
 
@@ -202,10 +208,10 @@ def _list_needed_peers(party: PartyContext, contract: Contract) -> tuple[str, ..
     The dealer is not among them, since it leaves once it has dealt.
     """
     # A run that recovers continues without a silent passive.
-    recovers = contract.silent_passive == "recover"
-    roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
-    needed = [name for role in roles for name in contract.list_names(role)]
-    return tuple(name for name in needed if name != party.name)
+    can_recover = contract.silent_passive == "recover"
+    roles = ("active", "aggregator") if can_recover else ("active", "aggregator", "passive")
+    needed_names = [name for role in roles for name in contract.list_names(role)]
+    return tuple(name for name in needed_names if name != party.name)
 
 
 def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
@@ -215,7 +221,7 @@ def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
     answered, each with the passives that answered it together. A party without a
     checkpoint store or a table returns no fields.
     """
-    store = party.secrets.checkpoints
+    store = party.secrets.checkpoint_store
     if store is None or party.data_or_none is None:
         return {}
     if party.name != party.active:
@@ -223,9 +229,9 @@ def _describe_checkpoints(party: PartyContext) -> dict[str, Any]:
         has_log = bool(steps) and may_lack_passives(party.config)
         log = RunContributorLog.for_party(party) if has_log else None
         return {"holds": steps, "answered": log.list_steps(min(steps)) if log else ()}
-    state = store.load_latest()
-    resumes = Resumption(run=state.run, step=state.step) if state else None
-    return {"holds": store.list_steps(), "resumes": resumes}
+    checkpoint = store.load_latest()
+    resumption = Resumption(run=checkpoint.run, step=checkpoint.step) if checkpoint else None
+    return {"holds": store.list_steps(), "resumes": resumption}
 
 
 def _build_contract(
@@ -238,32 +244,32 @@ def _build_contract(
     Raises RemoteProtocolError: a party offers no terms where the method needs them, or the reverse.
     """
     config = party.config
-    offers = _collect_offers(party, method, greetings)
-    agreed = method.derive_terms(party, offers, session)
+    proposed_terms = _collect_proposed_terms(party, method, greetings)
+    agreed_terms = method.derive_terms(party, proposed_terms, session)
     limits = derive_limits(config)
     roles = assign_roles(method, config, party.active, party.passives)
     # A session that only predicts needs no dealer, and its passives enforce limits of their own.
-    if party.predicts is not None:
+    if party.trained_run is not None:
         roles.pop(DEALER, None)
         return Contract(
             session=session,
             participants=_list_participants(roles, greetings),
-            passives=dict(agreed.passives),
+            passives=dict(agreed_terms.passives),
             settings=config.collect_terms(),
-            secure_sum=dict(agreed.secure_sum),
+            secure_sum=dict(agreed_terms.secure_sum),
             minimum_batch=1,
             epochs=_UNLIMITED_ANSWERS,
             batch_size=ROWS_AT_ONCE,
             patience_s=config.rules.patience_s,
-            predicts=party.predicts,
+            predicts=party.trained_run,
         )
-    silence_rule = _pick_silence_rule(party, agreed)
+    silence_rule = _pick_silence_rule(party, agreed_terms)
     return Contract(
         session=session,
         participants=_list_participants(roles, greetings),
-        passives=dict(agreed.passives),
+        passives=dict(agreed_terms.passives),
         settings=config.collect_terms(),
-        secure_sum=dict(agreed.secure_sum),
+        secure_sum=dict(agreed_terms.secure_sum),
         minimum_batch=config.rules.minimum_batch,
         epochs=limits.releases,
         batch_size=limits.rows,
@@ -275,7 +281,7 @@ def _build_contract(
     )
 
 
-def _collect_offers(
+def _collect_proposed_terms(
     party: PartyContext, method: Method, greetings: Mapping[str, Greeting]
 ) -> dict[str, RepresentationBounds]:
     """Return the terms that parties offered in their greetings, by party name.
@@ -283,18 +289,19 @@ def _collect_offers(
     Raises RemoteProtocolError: not exactly those parties offered terms from which the method needs
     them.
     """
-    offers = {
+    proposed_terms = {
         name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
     }
-    facts = method.public_facts
+    method_facts = method.public_facts
     names_by_role = {"active": (party.active,), "passives": party.passives}
-    expected = [name for role in facts.proposing_roles for name in names_by_role[role]]
-    if set(offers) != set(expected):
+    expected_names = [name for role in method_facts.proposing_roles for name in names_by_role[role]]
+    if set(proposed_terms) != set(expected_names):
         raise RemoteProtocolError(
-            f"{party.name}: in {facts.title} what a row is that parties send is said by "
-            f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
+            f"{party.name}: in {method_facts.title} what a row is that parties send is said by "
+            f"{', '.join(expected_names) or 'nobody'}; it was said by "
+            f"{', '.join(proposed_terms) or 'nobody'}"
         )
-    return offers
+    return proposed_terms
 
 
 def _list_participants(
@@ -315,22 +322,22 @@ def _list_participants(
     )
 
 
-def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassive:
+def _pick_silence_rule(party: PartyContext, agreed_terms: SessionTerms) -> SilentPassive:
     """Return the rule for a passive that stops answering.
 
     It is the configured rule, or by default "recover" if sums may lack passives, and "stop"
-    otherwise. `agreed`: the method's terms for the contract.
+    otherwise. `agreed_terms`: the method's terms for the contract.
 
     Raises ConfigError: the settings ask to continue without a silent passive, but the sum or the
     method needs every passive; or they ask to restart a run that stops.
     """
-    configured = party.config.rules.silent_passive
-    passives = len(agreed.passives)
+    configured_rule = party.config.rules.silent_passive
+    passive_count = len(agreed_terms.passives)
     # The fewest contributions that a sum needs; without recoverable masks it needs all.
-    threshold = agreed.secure_sum.get("threshold", passives)
-    can_recover = may_lack_passives(party.config) and threshold < passives
-    if configured != "recover" or can_recover:
-        rule = configured or ("recover" if can_recover else "stop")
+    threshold = agreed_terms.secure_sum.get("threshold", passive_count)
+    can_recover = may_lack_passives(party.config) and threshold < passive_count
+    if configured_rule != "recover" or can_recover:
+        rule = configured_rule or ("recover" if can_recover else "stop")
         if rule == "stop" and party.config.rules.restarts:
             raise ConfigError(
                 "rules.restarts: where the silence of a passive stops the run, nobody begins again "
@@ -343,10 +350,11 @@ def _pick_silence_rule(party: PartyContext, agreed: SessionTerms) -> SilentPassi
             "step; say stop or wait"
         )
     raise ConfigError(
-        f"rules.silent_passive: the sum needs all {passives} passives, so no step goes on without "
-        "one; take recoverable masks with a threshold above half of the passives and below all, as "
-        f"secure_sum: {{scheme: plain, masks: recoverable, threshold: {passives // 2 + 1}}}"
-        f"{' with 3 passives or more' if passives < 3 else ''}, or say stop or wait"
+        f"rules.silent_passive: the sum needs all {passive_count} passives, so no step goes on "
+        "without one; take recoverable masks with a threshold above half of the passives and below "
+        "all, as secure_sum: {scheme: plain, masks: recoverable, "
+        f"threshold: {passive_count // 2 + 1}}}"
+        f"{' with 3 passives or more' if passive_count < 3 else ''}, or say stop or wait"
     )
 
 
@@ -363,20 +371,28 @@ def _find_resumption(
     `greetings`: mapping from party name to its first message, which lists its stored checkpoints.
     `silence_rule`: "stop", "wait" or "recover", the rule for a passive that stops answering.
     """
-    newest = greetings[party.active].resumes
-    if newest is None:
+    newest_at_active = greetings[party.active].resumes
+    if newest_at_active is None:
         return None
     if silence_rule == "recover":
-        answers = {name: greetings[name].answered for name in party.passives}
-        answered = merge_answered_steps(answers, passives=party.passives, since=newest.step)
+        answered_by_passive = {name: greetings[name].answered for name in party.passives}
+        answered_steps = merge_answered_steps(
+            answered_by_passive, passives=party.passives, since=newest_at_active.step
+        )
         # The passives' reports replace any list of answered steps that the active sent.
-        return newest.model_copy(update={"answered": answered})
-    with_checkpoints = [party.active, *(name for name in party.passives if name in greetings)]
-    stored_steps = [set(greetings[name].holds) for name in with_checkpoints]
+        return newest_at_active.model_copy(update={"answered": answered_steps})
+    parties_with_checkpoints = [
+        party.active,
+        *(name for name in party.passives if name in greetings),
+    ]
+    stored_steps = [set(greetings[name].holds) for name in parties_with_checkpoints]
     common_steps = set.intersection(*stored_steps)
     # Without a common step, a party that lacks the active's newest one raises the error.
-    step = max((step for step in common_steps if step <= newest.step), default=newest.step)
-    return newest.model_copy(update={"step": step})
+    step = max(
+        (step for step in common_steps if step <= newest_at_active.step),
+        default=newest_at_active.step,
+    )
+    return newest_at_active.model_copy(update={"step": step})
 
 
 def _load_checkpoint(
@@ -390,37 +406,41 @@ def _load_checkpoint(
     Raises CheckpointError: the session resumes a run or step that this party has not stored, or
     starts a run although this party's folder has another one.
     """
-    resumes = contract.resumes
-    store = party.secrets.checkpoints
-    state = store.load_latest(until=resumes.step if resumes else None) if store else None
-    if resumes is None:
-        if state and state.step > 0 and party.name != party.active:
+    resumption = contract.resumes
+    store = party.secrets.checkpoint_store
+    checkpoint = (
+        store.load_latest(max_step=resumption.step if resumption else None) if store else None
+    )
+    if resumption is None:
+        if checkpoint and checkpoint.step > 0 and party.name != party.active:
             raise CheckpointError(
                 f"{party.name}: resume the run that its folder holds, or choose another folder: "
                 f"{contract.active} restarts, and the folder of {party.name} holds step "
-                f"{state.step} of a run"
+                f"{checkpoint.step} of a run"
             )
         if party.name != party.active:
             # Logs count releases by alignment position; a new alignment would put other people
             # there.
             party.require_no_releases()
-        return None, party.aligned
+        return None, party.aligned_rows
     if party.data_or_none is None:
         return None, torch.empty(0, dtype=torch.int64)  # it has no checkpoint
     # Where the run continued without a silent passive, that one returns with an older checkpoint.
-    if state is None or (state.step != resumes.step and contract.silent_passive != "recover"):
-        newest = f"step {state.step}" if state else "no step before it"
+    if checkpoint is None or (
+        checkpoint.step != resumption.step and contract.silent_passive != "recover"
+    ):
+        newest = f"step {checkpoint.step}" if checkpoint else "no step before it"
         raise CheckpointError(
             f"{party.name}: put its checkpoint back, or begin a new run: {contract.active} goes on "
-            f"from step {resumes.step}, and the folder of {party.name} holds {newest}"
+            f"from step {resumption.step}, and the folder of {party.name} holds {newest}"
         )
-    if state.run != resumes.run:
+    if checkpoint.run != resumption.run:
         raise CheckpointError(
             f"{party.name}: put the checkpoints of one run back at all parties: {contract.active} "
-            f"goes on with the run {resumes.run}, and the checkpoint of {party.name} is of "
-            f"{state.run}, whose rows stand in another order"
+            f"goes on with the run {resumption.run}, and the checkpoint of {party.name} is of "
+            f"{checkpoint.run}, whose rows stand in another order"
         )
-    return state, state.rows
+    return checkpoint, checkpoint.rows
 
 
 async def start_active(
@@ -442,7 +462,7 @@ async def start_active(
     agreement = await enter_session(party, links, method, session=session)
     contract = agreement.contract
     helpers = [*contract.passives, *contract.list_names("aggregator")]
-    state, rows = _load_checkpoint(party, contract)
+    checkpoint, rows = _load_checkpoint(party, contract)
     if contract.passives and rows is None:
         rows = torch.arange(len(party.data.table.ids))  # all rows, if the method aligns no tables
         if method.public_facts.needs_alignment:
@@ -454,24 +474,24 @@ async def start_active(
         await meet_all(links, helpers)
     # An active without passives aligns nothing, so there are no positions.
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
-    common = None
+    common_people = None
     if contract.passives and method.public_facts.needs_alignment:
-        common = describe_people(party, rows)
+        common_people = describe_people(party, rows)
     require_labels(method, party.config, party.data, rows)
     warn_of_steps_without(party, contract)
-    learner = method.build_active(party, contract, rows)
-    await learner.set_up(links)
+    active_role = method.build_active(party, contract, rows)
+    await active_role.set_up(links)
     await meet_all(links, helpers)
-    entered = PartySession(
+    party_session = PartySession(
         party=party,
         contract=contract,
         signatures=agreement.signatures,
         rows=rows,
-        role=learner,
-        common=common,
+        role=active_role,
+        common_people=common_people,
     )
-    _restore_role(learner, state)
-    return entered, learner
+    _restore_role(active_role, checkpoint)
+    return party_session, active_role
 
 
 async def run_helper(
@@ -480,19 +500,19 @@ async def run_helper(
     method: Method,
     role: PartyRole,
     *,
-    entered: Callable[[PartySession], None] = lambda entered: None,
+    on_entry: Callable[[PartySession], None] = lambda entered: None,
 ) -> None:
     """Run the whole script of a passive, aggregator or dealer, until the active ends the session.
 
     A dealer's script ends earlier, once it has dealt.
 
-    `entered`: called with the party's session once its role is set up; not for a dealer. Raises
+    `on_entry`: called with the party's session once its role is set up; not for a dealer. Raises
     ConfigError, DataError, ModelError, CheckpointError, IntersectionTooSmallError: this party's
     settings, table or checkpoint do not fit.
     """
     agreement = await enter_session(party, links, method)
     contract = agreement.contract
-    state, rows = _load_checkpoint(party, contract)
+    checkpoint, rows = _load_checkpoint(party, contract)
     if role == "dealer":
         if rows is None and needs_dealer(party.config.alignment):
             await deal_randomness(party, links, contract.session)
@@ -511,30 +531,30 @@ async def run_helper(
         helper = method.build_aggregator(party, contract)
     else:
         helper = method.build_passive(party, contract, rows)
-    common = None
+    common_people = None
     if role == "passive" and method.public_facts.needs_alignment:
-        common = describe_people(party, rows)
+        common_people = describe_people(party, rows)
     session = PartySession(
         party=party,
         contract=contract,
         signatures=agreement.signatures,
         rows=rows,
         role=helper,
-        common=common,
+        common_people=common_people,
     )
     await helper.set_up(links)
-    _restore_role(helper, state)
+    _restore_role(helper, checkpoint)
     # Saved before the active's first checkpoint, which follows once all parties are here.
     session.save_checkpoint(contract.resumes.step if contract.resumes else 0, tensors={})
     await meet_active(links, party.active)
-    entered(session)
+    on_entry(session)
 
     def save_checkpoint(step: int) -> bytes:
-        """Save this party's state before `step`; return its signed privacy accounts as bytes."""
+        """Save this party's state before `step`; return its signed privacy costs as bytes."""
         session.save_checkpoint(step, tensors={})
         identity = party.secrets.identity
         ledgers = helper.ledgers.items()
-        return sign_accounts(ledgers, identity, contract.digest, step)
+        return sign_report(ledgers, identity, contract.digest, step)
 
     await helper.run_session(links, save_checkpoint)
     session.finish_part()
@@ -555,16 +575,16 @@ async def _align_rows(
     return await align_as_passive(party, links, contract.session)
 
 
-def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
+def _restore_role(role: Role, checkpoint: PartyCheckpoint | None) -> None:
     """Load a checkpoint's tensors and privacy ledgers into a role that is set up.
 
-    `state`: the checkpoint; None: the run begins now, and nothing is loaded.
+    `checkpoint`: the checkpoint; None: the run begins now, and nothing is loaded.
     """
-    if state is None:
+    if checkpoint is None:
         return
-    role.load_tensors(state.tensors, next_step=state.step)
+    role.load_tensors(checkpoint.tensors, next_step=checkpoint.step)
     for name, ledger in role.ledgers.items():
-        ledger.load_state_dict(dict(state.ledgers[name]))
+        ledger.load_state_dict(dict(checkpoint.ledgers[name]))
 
 
 class TrainingLoop(StepCounter, Protocol):
@@ -592,21 +612,21 @@ class TrainingLoop(StepCounter, Protocol):
         """
 
 
-async def train_epochs(learner: ActiveRole, links: Links, loop: TrainingLoop) -> None:
+async def train_epochs(active_role: ActiveRole, links: Links, loop: TrainingLoop) -> None:
     """Run the active's training: every epoch with its steps, then the last exchange and evaluation.
 
-    `learner`: the active's role. `loop`: numbers epochs and steps, and evaluates between them. If
-    the learner has no steps in an epoch (its model is fitted already), this epoch is the last one.
+    `active_role`: the active's role. `loop`: numbers epochs and steps, and evaluates between
+    them. If it has no steps in an epoch (its model is fitted already), this epoch is the last one.
     """
     for epoch in loop.iterate_epochs():
-        has_steps = await learner.begin_epoch(links, loop)
+        has_steps = await active_role.begin_epoch(links, loop)
         batches = loop.iterate_batches(epoch) if has_steps else ()
         for step, rows_B in batches:
-            loop.count_step(await learner.train_step(links, step, rows_B))
+            loop.count_step(await active_role.train_step(links, step, rows_B))
         await loop.note_held_out_loss()
         is_last = not has_steps or loop.is_last(epoch)
         if is_last:
-            await learner.finish_training(links, loop)
+            await active_role.finish_training(links, loop)
         await loop.finish_epoch(is_last=is_last)
         if not has_steps:
             return
@@ -617,72 +637,74 @@ class Session:
 
     Attributes:
         party_session: the active in this session.
-        learner: the active's role.
+        active_role: the active's role.
         links: the active's connections to the other parties.
         transcript: the messages sent by the parties that run in this process.
-        headline: the inference variant (key of `evaluate`'s result) that a run reports first.
+        headline_variant: the inference variant (key of `evaluate`'s result) that a run reports
+            first.
         contract: the session's contract.
         signatures: the parties' signatures of it, by name.
         alignment: mapping from the name of each party of this process with a table to the row of
             that table at each alignment position, (N,), -1 for none; empty if there is no passive.
-        common: mapping from the name of each party of this process with an aligned table to the
-            number of its people that are common.
+        common_people: mapping from the name of each party of this process with an aligned table to
+            the number of its people that are common.
         helpers: the roles of the other parties in this process, by name.
-        charged: mapping from the name of each party in another process to the privacy costs that it
-            reported last.
-        statements: the same reports as signed, by party name.
+        reported_costs: mapping from the name of each party in another process to the privacy costs
+            that it reported last.
+        signed_reports: the same reports as signed, by party name.
     """
 
     def __init__(
         self,
         party_session: PartySession,
-        learner: ActiveRole,
+        active_role: ActiveRole,
         links: Links,
         transcript: Transcript,
         *,
-        headline: str,
+        headline_variant: str,
     ) -> None:
         """Make the active's record of a session.
 
         Args:
             party_session: the active in this session, as `start_active` returned it.
-            learner: the active's role, as `start_active` returned it.
+            active_role: the active's role, as `start_active` returned it.
             links: the active's connections to the other parties.
             transcript: records the messages that parties in this process send.
-            headline: the inference variant (key of `evaluate`'s result) that a run reports first.
+            headline_variant: the inference variant (key of `evaluate`'s result) that a run reports
+                first.
         """
         self.party_session = party_session
-        self.learner = learner
+        self.active_role = active_role
         self.links = links
         self.transcript = transcript
-        self.headline = headline
+        self.headline_variant = headline_variant
         self.contract = party_session.contract
         self.signatures = party_session.signatures
         self.helpers: dict[str, HelperRole] = {}
-        self.charged: dict[str, Sequence[ChargedAccount]] = {}
-        self.statements: dict[str, Statement] = {}
+        self.reported_costs: dict[str, Sequence[ReportedCost]] = {}
+        self.signed_reports: dict[str, SignedReport] = {}
         self.alignment: dict[str, Tensor] = {}
         if party_session.contract.passives:
-            self.alignment[learner.name] = party_session.rows
-        self.common: dict[str, CommonPeople] = {}
-        if party_session.common is not None:
-            self.common[learner.name] = party_session.common
+            self.alignment[active_role.name] = party_session.rows
+        self.common_people: dict[str, CommonPeople] = {}
+        if party_session.common_people is not None:
+            self.common_people[active_role.name] = party_session.common_people
 
     @property
-    def active(self) -> str:
+    def active_name(self) -> str:
         """The active's name."""
-        return self.learner.name
+        return self.active_role.name
 
     @property
-    def present(self) -> list[str]:
+    def present_helpers(self) -> list[str]:
         """The names of the passives and the aggregator, without those that stopped answering."""
         helpers = (*self.contract.passives, *self.contract.list_names("aggregator"))
-        return [name for name in helpers if name not in self.learner.left]
+        return [name for name in helpers if name not in self.active_role.left]
 
     def record_sum(self, step: int) -> None:
         """Add the sum that the active decoded in this step, if any, to the transcript."""
-        if self.learner.last_sum is not None:
-            self.transcript.record_sum(step, self.learner.last_sum)
+        if self.active_role.last_sum is not None:
+            self.transcript.record_sum(step, self.active_role.last_sum)
 
     @property
     def ledgers(self) -> dict[str, PrivacyLedger]:
@@ -698,21 +720,23 @@ class Session:
         return {name: ledger for name, ledger in ledgers.items() if ledger is not None}
 
     @property
-    def passive_accounts(self) -> dict[str, dict[str, Any]]:
+    def passive_costs(self) -> dict[str, dict[str, Any]]:
         """The privacy cost of each passive that adds noise to what it sends, by passive name.
 
         It comes from the passive's ledger if the ledger is in this process, otherwise from the
         passive's last report.
         """
         passives = self.contract.passives
-        accounts = {
+        cost_by_passive = {
             name: ledger.summarise_cost() for name, ledger in self.contribution_ledgers.items()
         }
-        accounts |= collect_accounts(self.charged, among=passives, silent=self.learner.left)
-        return {name: accounts[name] for name in passives if name in accounts}
+        cost_by_passive |= summarise_reported_costs(
+            self.reported_costs, passives=passives, silence_step_by_passive=self.active_role.left
+        )
+        return {name: cost_by_passive[name] for name in passives if name in cost_by_passive}
 
     @property
-    def charge_reports(self) -> dict[str, dict[str, Any]]:
+    def cost_reports(self) -> dict[str, dict[str, Any]]:
         """The privacy costs that each passive in another process reported last, by passive name.
 
         "step" is the step before which it reported; None if it never did. The mapping is empty in a
@@ -722,8 +746,10 @@ class Session:
             return {}
         return {
             name: {
-                "step": self.statements[name].step if name in self.statements else None,
-                "accounts": [account.to_account(name) for account in self.charged.get(name, ())],
+                "step": self.signed_reports[name].step if name in self.signed_reports else None,
+                "accounts": [
+                    cost.to_cost_summary(name) for cost in self.reported_costs.get(name, ())
+                ],
             }
             for name in self.contract.passives
         }
@@ -734,16 +760,16 @@ class Session:
 
         "rounding" is its rounding error; "opened" says in words what it reveals about a person.
         """
-        agreed = dict(self.contract.secure_sum)
-        if not agreed:
+        agreed_parameters = dict(self.contract.secure_sum)
+        if not agreed_parameters:
             return {}
         description = describe_opened_numbers(
             self.party_session.party.config,
             len(self.party_session.party.data.classes),
             self.list_column_counts(),
-            agreed_numbers=agreed.get("numbers"),
+            agreed_numbers=agreed_parameters.get("numbers"),
         )
-        secure_sum = {**agreed, "rounding": self.learner.rounding}
+        secure_sum = {**agreed_parameters, "rounding": self.active_role.rounding}
         if description is not None:
             secure_sum["opened"] = description
         return secure_sum
@@ -763,8 +789,8 @@ class Session:
         """
         if not self.contract.secure_sum:
             return {}
-        learner = self.learner
-        return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
+        active_role = self.active_role
+        return {"left": dict(active_role.left), "steps_without_all": active_role.steps_without_all}
 
     def collect_networks(self) -> dict[str, nn.Module]:
         """Return the networks whose outputs leave passives of this process, by passive name."""
@@ -786,7 +812,7 @@ class Session:
 
     def _list_roles(self) -> tuple[ActiveRole | HelperRole, ...]:
         """Return the roles of all parties in this process, the active's first."""
-        return (self.learner, *self.helpers.values())
+        return (self.active_role, *self.helpers.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -801,8 +827,8 @@ class SimulationInputs:
         session: name of this session, the same at all parties.
         alignment: mapping from party name to the row of its table at each alignment position, (N,),
             from an earlier session of the run; None: intersect the IDs now.
-        code: mapping from party name to the networks, loss and optimiser that it brings; a party
-            that is not named uses those that the settings name.
+        code_by_party: mapping from party name to the networks, loss and optimiser that it brings; a
+            party that is not named uses those that the settings name.
     """
 
     config: RunSettings
@@ -810,19 +836,19 @@ class SimulationInputs:
     secrets: Mapping[str, PartySecrets] = field(default_factory=dict)
     session: str = field(default_factory=new_session)
     alignment: Mapping[str, Tensor] | None = None
-    code: Mapping[str, UserFunctions] = field(default_factory=dict)
+    code_by_party: Mapping[str, UserFunctions] = field(default_factory=dict)
 
     def build_context(
-        self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
+        self, name: str, secrets: PartySecrets, identity_by_party: Mapping[str, bytes]
     ) -> PartyContext:
         """Return the context of the party `name`, which has its own data and nobody else's.
 
-        `secrets`: the party's keys, seed and folders. `known`: the public identity of every party,
-        by name.
+        `secrets`: the party's keys, seed and folders. `identity_by_party`: the public identity of
+        every party.
         """
-        aligned = None
+        aligned_rows = None
         if self.alignment is not None:
-            aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
+            aligned_rows = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
         active = self.data.active.name
         passives = tuple(table.name for table in self.data.passives)
         # One process simulates all parties, so the settings may name every party's own code.
@@ -834,10 +860,10 @@ class SimulationInputs:
             active=active,
             passives=passives,
             secrets=secrets,
-            known=known,
+            identity_by_party=identity_by_party,
             data_or_none=self.data.select_party(name),
-            aligned=aligned,
-            code=self.code.get(name) or UserFunctions.from_settings(named_code),
+            aligned_rows=aligned_rows,
+            own_code=self.code_by_party.get(name) or UserFunctions.from_settings(named_code),
         )
 
 
@@ -863,29 +889,31 @@ class Simulation(Session):
         transcript = Transcript(config.effective_transcript)
         self.network = InMemoryNetwork(roles, transcript.record_envelope)
         secrets = {name: inputs.secrets.get(name) or fresh_secrets(config, name) for name in roles}
-        known = {name: secret.identity.public for name, secret in secrets.items()}
+        identity_by_party = {name: secret.identity.public for name, secret in secrets.items()}
         helper_sessions: dict[str, PartySession] = {}
         # Helpers' scripts start first, and wait for the active's messages.
         for name, role in roles.items():
             if role != "active":
-                party = inputs.build_context(name, secrets[name], known)
+                party = inputs.build_context(name, secrets[name], identity_by_party)
                 links = self.network.links[name]
-                entered = _make_recorder(helper_sessions)
-                script = run_helper(party, links, method, role, entered=entered)
+                record_session = _make_recorder(helper_sessions)
+                script = run_helper(party, links, method, role, on_entry=record_session)
                 self.network.start_script(name, script)
-        party = inputs.build_context(active, secrets[active], known)
+        party = inputs.build_context(active, secrets[active], identity_by_party)
         links = self.network.links[active]
-        active_session, learner = self.network.run_script(
+        active_session, active_role = self.network.run_script(
             active, start_active(party, links, method, session=inputs.session)
         )
-        super().__init__(active_session, learner, links, transcript, headline=method.headline)
+        super().__init__(
+            active_session, active_role, links, transcript, headline_variant=method.headline
+        )
         for name, helper_session in helper_sessions.items():
             assert isinstance(helper_session.role, HelperRole)
             self.helpers[name] = helper_session.role
             if name in passives:
                 self.alignment[name] = helper_session.rows
-            if helper_session.common is not None:
-                self.common[name] = helper_session.common
+            if helper_session.common_people is not None:
+                self.common_people[name] = helper_session.common_people
 
     def list_column_counts(self) -> Sequence[int]:
         """Return the number of distinct columns of each table whose columns enter the decoded sum.
@@ -901,11 +929,13 @@ class Simulation(Session):
 
         The other parties' scripts run meanwhile, as far as the active waits for their messages.
         """
-        return self.network.run_script(self.active, script)
+        return self.network.run_script(self.active_name, script)
 
     def train_step(self, step: int, rows_B: Tensor) -> float:
         """Run one training step of all parties; return the task loss."""
-        return float(self.run_step_script(step, self.learner.train_step(self.links, step, rows_B)))
+        return float(
+            self.run_step_script(step, self.active_role.train_step(self.links, step, rows_B))
+        )
 
     def run_step_script(self, step: int, script: Script[T]) -> T:
         """Run a script of the active as this step, and return its result.
@@ -923,7 +953,7 @@ class Simulation(Session):
         over.
         """
         scored_by_variant = self.run_script(
-            self.learner.evaluate(self.links, next_step=next_step, is_final=is_final)
+            self.active_role.evaluate(self.links, next_step=next_step, is_final=is_final)
         )
         return {name: ACCURACY.compute_value(scored) for name, scored in scored_by_variant.items()}
 

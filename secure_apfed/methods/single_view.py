@@ -75,15 +75,15 @@ class SingleViewActive(ActiveRole):
         """
         super().__init__()
         party = parts.party
-        accounts = parts.accounts
-        people = parts.people
+        protection = parts.protection
+        people = parts.aligned_rows
         self.name = party.name
         self.contract = parts.contract
         self.trainer = parts.trainer
-        self.checkpoint_parts = {"": parts.trainer, "guard": accounts.charged_guard.guard}
-        self.ledgers = accounts.list_ledgers(party.name)
-        self.training = accounts.whole_training
-        self.guarantee = accounts.describe_guarantee()
+        self.checkpoint_parts = {"": parts.trainer, "guard": protection.charged_guard.guard}
+        self.ledgers = protection.list_ledgers(party.name)
+        self.training = protection.whole_training
+        self.guarantee = protection.describe_guarantee()
         self._party = party
         # The table rows that may be trained on; None: all.
         self._training_people: Tensor | None = None
@@ -192,7 +192,9 @@ class SingleView(Method):
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role; `rows` is empty, since nothing is aligned."""
         # No representations are sent, so only DP-SGD updates need an account.
-        return SingleViewActive(party.build_active_parts(contract, rows, sends=False))
+        return SingleViewActive(
+            party.build_active_parts(contract, rows, sends_representations=False)
+        )
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]

@@ -246,8 +246,8 @@ class Student:
             encoder, head = make_encoder_and_head(
                 party.config.model,
                 party.data.table.shape,
-                party.outputs,
-                family=party.code.find_family(),
+                party.output_count,
+                family=party.own_code.find_family(),
             )
         if isinstance(encoder, RandomFeatures):
             encoder.fit(party.data.table.features[party.data.train_rows])
@@ -870,7 +870,7 @@ class LocalTraining:
 
         The active's own networks, if it brings some, are copied now, while they are untrained.
         """
-        self._party = replace(party, code=party.code.copy_encoder())
+        self._party = replace(party, own_code=party.own_code.copy_encoder())
 
     def train_model(self) -> tuple[ActiveNetworks, Scored]:
         """Train the model, and return it with its scores of the test rows."""
@@ -897,7 +897,7 @@ def _train_on_numbers(party: PartyContext) -> tuple[ActiveNetworks, Scored]:
     config = party.config
     table = party.data.table
     seed = party.secrets.seed
-    networks, _ = party.build_networks(sends=False)
+    networks, _ = party.build_networks(sends_representations=False)
     assert table.labels is not None
     trainer = ActiveTrainer(
         party.name,

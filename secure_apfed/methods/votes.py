@@ -37,8 +37,8 @@ from secure_apfed.labellers import (
 from secure_apfed.methods.ballots import Ballot, BallotGate
 from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
+from secure_apfed.methods.session_sum import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.methods.student import PriorName, Student, StudentActive, find_prior
-from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.settings import THE_ACTIVE, protects
 from secure_apfed.settings.method import FormSettings, MethodSettings
 

@@ -28,7 +28,7 @@ from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats
 from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.sum_end import Aggregator, AnswerLimits, compute_answer_digest
+from secure_apfed.methods.session_sum import Aggregator, AnswerLimits, compute_answer_digest
 from secure_apfed.methods.votes import VoteSettings, VotesPassive
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -131,7 +131,9 @@ def open_vote_ledger(
     """
     votes = VoteSettings.from_run_settings(party.config)
     figure = votes.passives_epsilon_name
-    return party.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)
+    return party.open_ledger(
+        release, budget=votes.epsilon, position_count=people, epsilon_name=figure
+    )
 
 
 @dataclass(frozen=True)

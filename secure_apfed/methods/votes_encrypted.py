@@ -38,7 +38,7 @@ from secure_apfed.learning.votes import Floats
 from secure_apfed.methods.ballots import Ballot, BallotSize
 from secure_apfed.methods.method import FOR_AN_ANSWER, ActiveRole, HelperRole, meet_active, meet_all
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.sum_end import DurableLog, RefusedSums, blame_active_too
+from secure_apfed.methods.session_sum import DurableLog, RefusedSums, blame_active_too
 from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
 from secure_apfed.methods.votes_counted import BallotAggregator, CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease

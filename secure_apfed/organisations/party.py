@@ -725,16 +725,16 @@ def _run_session(
     def note_entry(party_session: PartySession) -> None:
         """Record the aligned rows, and report how many people are common."""
         record.table_row_by_person = party_session.rows
-        if party_session.common is not None:
-            common_people.append(party_session.common)
-            on_common(party_session.common)
+        if party_session.common_people is not None:
+            common_people.append(party_session.common_people)
+            on_common(party_session.common_people)
 
     helper_script = run_helper(
         context,
         connected_party.links,
         METHODS[context.config.method.name],
         connected_party.role,
-        entered=note_entry,
+        on_entry=note_entry,
     )
     run_role(helper_script, connected_party.links, connected_party.transport, **options)
     # At the active these files are written with its results.
@@ -889,10 +889,10 @@ def join_session(
                 active=file.active,
                 passives=file.passives,
                 secrets=secrets,
-                known=identity_by_party,
+                identity_by_party=identity_by_party,
                 data_or_none=data,
                 allow_reading_all=file.allow_reading_all,
-                code=UserFunctions.from_settings(file.code, code_folder=file.code_folder),
+                own_code=UserFunctions.from_settings(file.code, code_folder=file.code_folder),
                 record_contribution=record.record_contribution if config.attacks else None,
             ),
             role=role,
@@ -970,11 +970,13 @@ async def _run_active(
     context = replace(context, data_or_none=labels.build_data())
     party_session, learner = await start_active(context, links, method, session=new_session())
     connected_party.record.table_row_by_person = party_session.rows
-    if party_session.common is not None:
-        on_common(party_session.common)
+    if party_session.common_people is not None:
+        on_common(party_session.common_people)
     sent_messages = connected_party.record.sent_by_me
     received_messages = connected_party.record.received_by_me
-    session = Session(party_session, learner, links, sent_messages, headline=method.headline)
+    session = Session(
+        party_session, learner, links, sent_messages, headline_variant=method.headline
+    )
     writer = RunWriter(folder, config, received_transcript=received_messages)
     callbacks = RunCallbacks(writer, on_progress)
     if restarts_left:

@@ -392,10 +392,10 @@ class _JointParty:
                 active=file.active,
                 passives=file.passives,
                 secrets=fresh_secrets(self.config, file.party, identity=identity),
-                known=identities,
+                identity_by_party=identities,
                 data_or_none=data,
-                predicts=self.run_id,
-                code=self.code,
+                trained_run=self.run_id,
+                own_code=self.code,
             )
             yield context, links, transport
 

@@ -1097,11 +1097,11 @@ def _rehearse(
         for name in _list_black_boxes(config, template)
     }
     with limit_threads_for(config.model, batch_size, [table.shape for table in data.tables]):
-        inputs = SimulationInputs(config=rehearsal_config, data=data, code=user_functions)
+        inputs = SimulationInputs(config=rehearsal_config, data=data, code_by_party=user_functions)
         session = Simulation(METHODS[config.method.name], inputs)
         setup_flows = session.transcript.flows
         loop = _RehearsalLoop(session, batch_size)
-        session.run_script(train_epochs(session.learner, session.links, loop))
+        session.run_script(train_epochs(session.active_role, session.links, loop))
     get_route = attrgetter("sender", "receiver", "kind")
     setup_routes = set(map(get_route, setup_flows))
     training_flows = tuple(
@@ -1162,7 +1162,9 @@ class _RehearsalLoop:
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the number and the rows of each step; the step's time begins here."""
-        for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch_size)):
+        for step, rows_B in enumerate(
+            self._session.active_role.training_rows.split(self._batch_size)
+        ):
             self._start_time = time.perf_counter()
             yield step, rows_B
 
@@ -1190,7 +1192,7 @@ class _RehearsalLoop:
         """Measure the time of one evaluation."""
         start_time = time.perf_counter()
         session = self._session
-        await session.learner.evaluate(session.links, next_step=self.next_step, is_final=False)
+        await session.active_role.evaluate(session.links, next_step=self.next_step, is_final=False)
         self.evaluation_seconds = time.perf_counter() - start_time
 
 

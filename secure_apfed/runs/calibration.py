@@ -75,7 +75,7 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     `data`: the active's data, with the labels that the run may train on.
     """
     config = session.party_session.party.config
-    networks = session.learner.get_active_networks()
+    networks = session.active_role.get_active_networks()
     if networks is None or not isinstance(session.party_session.party.task, Classification):
         return None
     assert data.table.labels is not None
@@ -222,7 +222,7 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
     training_rows = data.train_rows
     labelled_by_fold = [data.labelled_rows[torch.from_numpy(fold)] for fold in folds.labelled]
     refitted = [
-        session.learner.refit_excluding(
+        session.active_role.refit_excluding(
             torch.cat([labelled, training_rows[torch.from_numpy(unseen)]])
         )
         for labelled, unseen in zip(labelled_by_fold, folds.unseen, strict=True)

@@ -182,7 +182,9 @@ class PartyCheckpointStore:
         self._name = name
         self._config = config
         self._data = data
-        secrets = fresh_secrets(config, name, identity=identity, checkpoints=self, logs=folder.path)
+        secrets = fresh_secrets(
+            config, name, identity=identity, checkpoint_store=self, log_folder=folder.path
+        )
         if content := self._load_content(None):
             secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])
         self.secrets: PartySecrets = secrets
@@ -203,12 +205,12 @@ class PartyCheckpointStore:
             self.audit.note_contract(contract)
         self._folder.write_json(self._folder.contract, describe_contract(contract, signatures))
 
-    def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
+    def load_latest(self, max_step: int | None = None) -> PartyCheckpoint | None:
         """Return the newest checkpoint; None: there is none.
 
-        `until`: the latest step that the checkpoint may have; None: any.
+        `max_step`: the latest step that the checkpoint may have; None: any.
         """
-        content = self._load_content(until)
+        content = self._load_content(max_step)
         if content is None:
             return None
         return PartyCheckpoint(
@@ -285,7 +287,7 @@ class PartyCheckpointStore:
         """Return this party's coefficients, if it trained a generalised linear model."""
         if self._data is None:
             return None
-        return list_party_coefficients(self._config, self._data, role.predicts_with)
+        return list_party_coefficients(self._config, self._data, role.prediction_networks)
 
     def _load_content(self, last_step: int | None) -> dict[str, Any] | None:
         """Return the fields of the newest checkpoint; None: there is none.

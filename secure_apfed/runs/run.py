@@ -153,7 +153,10 @@ def run_in_memory(
         assert active_data is not None
         labels, state = load_training_labels(config, active_data, active)
         inputs = SimulationInputs(
-            config=config, data=data.replace_own(labels.build_data()), secrets=secrets, code=code
+            config=config,
+            data=data.replace_own(labels.build_data()),
+            secrets=secrets,
+            code_by_party=code,
         )
         # A resumed run keeps its own order of rows, so it shares no alignment.
         session = _build_simulation(inputs, tables=passed_data, can_share_alignment=not resume)
@@ -167,7 +170,7 @@ def run_in_memory(
         if writer:  # only a resumed run would need these files
             writer.folder.recordings.clear()
             writer.folder.interrupted_totals.unlink(missing_ok=True)
-        return replace(loop.build_result(), own_networks=session.learner.get_active_networks())
+        return replace(loop.build_result(), own_networks=session.active_role.get_active_networks())
 
 
 @contextmanager
@@ -217,7 +220,7 @@ def _load_secrets(
         stack.enter_context(folder.lock_for_run(resume=resume))
         store = PartyCheckpointStore(folder, name, config, data.select_party(name), role=role)
         # Answers do not leave this process, so none has to wait until the disk has counted it.
-        secrets[name] = replace(store.secrets, sends_out=False)
+        secrets[name] = replace(store.secrets, needs_durable_logs=False)
     return secrets
 
 
@@ -285,7 +288,7 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     numbers_per_row = max(
         (math.prod(party_terms.representation.shape) for party_terms in terms_by_passive), default=0
     )
-    sent_row_count = len(session.learner.training_rows) * stored_epochs
+    sent_row_count = len(session.active_role.training_rows) * stored_epochs
     megabytes = sent_row_count * numbers_per_row * 8 / 1e6
     if megabytes > (free := count_free_megabytes(folder)):
         raise ConfigError(
@@ -336,7 +339,7 @@ class _SimulationCallbacks(RunCallbacks):
         if self.writer is None:
             return
         folder = self.writer.folder
-        store = session.party_session.party.secrets.checkpoints
+        store = session.party_session.party.secrets.checkpoint_store
         recordings = folder.recordings
         transcript = session.transcript
         transcript.keep_in(folder.path)
@@ -364,7 +367,7 @@ class _SimulationCallbacks(RunCallbacks):
             data=self._data,
             alignment=session.alignment,
             transcript=session.transcript,
-            model=copy_predictor(session.learner.get_active_networks()),
+            model=copy_predictor(session.active_role.get_active_networks()),
             encoders={
                 name: copy.deepcopy(network).cpu().eval()
                 for name, network in session.collect_networks().items()

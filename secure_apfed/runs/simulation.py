@@ -120,10 +120,10 @@ def train_simulation(
     method = METHODS[config.method.name]
     helpers = session.helpers
     passives = {name: helpers[name] for name in session.contract.passives}
-    simulate_step = method.make_simulated_step(session.learner, passives)
+    simulate_step = method.make_simulated_step(session.active_role, passives)
     step = 0
     for epoch in range(config.train.epochs):
-        for rows_B in split_batches(session.learner, config, epoch):
+        for rows_B in split_batches(session.active_role, config, epoch):
             simulate_step(step, rows_B)
             step += 1
         on_epoch(epoch + 1)
@@ -135,7 +135,7 @@ def finish_simulation(session: Simulation, *, step: int) -> Mapping[str, float]:
 
     `session`: the trained parties. `step`: number of steps that were trained.
     """
-    session.learner.finish_locally()
+    session.active_role.finish_locally()
     return session.evaluate(next_step=step, is_final=True)
 
 

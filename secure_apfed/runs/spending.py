@@ -92,8 +92,8 @@ def compute_run_cost(
     spent = find_worst_spent(_list_release_ledgers(session))
     if spent is None:
         spent = _compute_remote_cost(session, delta)
-    if session.learner.training:
-        spent = session.learner.training.add_training_cost(spent)
+    if session.active_role.training:
+        spent = session.active_role.training.add_training_cost(spent)
     return spent if label_mechanism.unsafe else spent.include_labels(label_mechanism)
 
 
@@ -114,7 +114,7 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     elif "passives send representations" in method_facts and not session.helpers:
         cost_by_passive = {
             name: account
-            for name, accounts in session.charged.items()
+            for name, accounts in session.reported_costs.items()
             for account in accounts
             if account.figure == "epsilon_x"
         }
@@ -170,7 +170,7 @@ def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
 
     Ledgers of private updates (DP-SGD) and of contributions to secure sums are left out.
     """
-    updates = session.learner.training.updates if session.learner.training else None
+    updates = session.active_role.training.updates if session.active_role.training else None
     other_ledgers = (updates, *session.contribution_ledgers.values())
     return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
@@ -182,7 +182,7 @@ def describe_guarantee(config: Config, session: Session, label_mechanism: LabelM
     """
     # Whoever knows the seed of a run knows noise that follows from it.
     is_reproducible = config.guard.noise != "secret"
-    learner = session.learner
+    learner = session.active_role
     other_guarantees = describe_defences(config.defences, config.method)
     passives_vote = "passives vote" in config.method.exchange_facts
     if session.contract.secure_sum.get("noise") and not passives_vote:

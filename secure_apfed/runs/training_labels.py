@@ -242,9 +242,9 @@ def load_training_labels(
         config,
         data,
         key=active.noise_key,
-        log=log_file(active.logs, "labels", name, "log") if active.logs else None,
+        log=log_file(active.log_folder, "labels", name, "log") if active.log_folder else None,
     )
-    state = active.checkpoints.load_latest() if active.checkpoints else None
+    state = active.checkpoint_store.load_latest() if active.checkpoint_store else None
     if state:
         labels.load_tensors(remove_prefix("labels", state.tensors))
     else:
@@ -267,16 +267,16 @@ def restore_older_state(
         session: the session, whose learner gets restored labels.
     """
     resume_point = session.contract.resumes
-    store = session.party_session.party.secrets.checkpoints
+    store = session.party_session.party.secrets.checkpoint_store
     if state is None or resume_point is None or state.step == resume_point.step:
         return state
     assert store is not None
-    older_state = store.load_latest(until=resume_point.step)
+    older_state = store.load_latest(max_step=resume_point.step)
     assert older_state is not None  # it reported that it has this step
     if not labels.mechanism.unsafe:
         labels.load_tensors(remove_prefix("labels", older_state.tensors))
         if labels.mechanism.stages > 1:
             data = labels.build_data()
             assert data.table.labels is not None
-            session.learner.relabel(data.table.labels, data.train_rows)
+            session.active_role.relabel(data.table.labels, data.train_rows)
     return older_state

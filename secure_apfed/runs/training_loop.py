@@ -155,7 +155,7 @@ def evaluate_scores(
     threshold = _pick_threshold(
         session, labels, training_scores, is_calibrated=calibration is not None
     )
-    main_variant = session.headline
+    main_variant = session.headline_variant
     measure = MEASURES[config.measure]
     scores = {
         name: scored.replace_threshold(threshold) if name == main_variant else scored
@@ -288,7 +288,7 @@ def _score_training_rows(
     `labels`: the labels that the model was trained on. `rows`: positions in the active's table;
     None: the labelled training rows.
     """
-    network = copy_predictor(session.learner.get_active_networks())
+    network = copy_predictor(session.active_role.get_active_networks())
     if network is None:
         return None
     data = labels.build_data()
@@ -460,13 +460,14 @@ class RunWriter:
         folder.write_json(
             folder.message_flows, [asdict(flow) for flow in (*sent_flows, *received_flows)]
         )
-        if session.common:
+        if session.common_people:
             folder.write_json(
-                folder.common_people, [people.model_dump() for people in session.common.values()]
+                folder.common_people,
+                [people.model_dump() for people in session.common_people.values()],
             )
-        if session.statements:
+        if session.signed_reports:
             statements = {
-                name: statement.as_json(name) for name, statement in session.statements.items()
+                name: statement.as_json(name) for name, statement in session.signed_reports.items()
             }
             folder.write_json(folder.statements, statements)
         content = self._build_outcome(
@@ -497,21 +498,21 @@ class RunWriter:
             guarantee: the guarantee of the session, in words.
             loop: the finished training loop, for its counts of time, sessions and steps.
         """
-        learner = session.learner
-        aligned_rows = session.alignment.get(session.active)
+        learner = session.active_role
+        aligned_rows = session.alignment.get(session.active_name)
         return {
             "method": self._config.method.name,
             **evaluation.result_fields,
             "wire_bytes": session.transcript.wire_bytes,
             "privacy": asdict(privacy),
-            "contributions": session.passive_accounts,
+            "contributions": session.passive_costs,
             "promises": [
                 promise.as_json()
                 for promise in promises_of(
-                    self._config, privacy, contributions=session.passive_accounts
+                    self._config, privacy, contributions=session.passive_costs
                 )
             ],
-            "stated": session.charge_reports,
+            "stated": session.cost_reports,
             "seconds": loop.seconds,
             "sessions": loop.sessions,
             "steps": loop.steps,
@@ -538,7 +539,7 @@ class RunWriter:
 
         `data`: the active's data. `evaluation`: evaluation of the finished model.
         """
-        aligned_rows = session.alignment.get(session.active)
+        aligned_rows = session.alignment.get(session.active_name)
         if aligned_rows is None:
             aligned_rows = torch.empty(0, dtype=torch.int64)
         testable_rows = METHODS[self._config.method.name].find_testable_rows(data, aligned_rows)
@@ -550,10 +551,10 @@ class RunWriter:
 
         Without such a model only the card is written. `card`: the card without `predicts_alone`.
         """
-        networks = session.learner.get_active_networks()
+        networks = session.active_role.get_active_networks()
         if networks is None:
             # Where the joint model needs all parties, a method may have another model in reserve.
-            networks = session.learner.fallback_networks
+            networks = session.active_role.fallback_networks
             card["model"] |= {"head_network": None}  # it has a built-in head of its own width
         if networks is not None:
             modules = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
@@ -578,7 +579,7 @@ class RunWriter:
         privacy = outcome.privacy
         return {
             MODEL_CARD.number_key: MODEL_CARD.current_number,
-            "model": (session.learner.model or self._config.model).model_dump(mode="json"),
+            "model": (session.active_role.model or self._config.model).model_dump(mode="json"),
             "method": self._config.method.name,
             "run": self._config.name,
             "dataset": self._config.data.dataset,
@@ -721,8 +722,8 @@ class TrainingLoop:
         """
         state = restore_older_state(state, labels, session)
         callbacks.prepare_loop(session, state)
-        row_count = len(session.learner.training_rows)
-        smallest_batch = session.learner.smallest_batch
+        row_count = len(session.active_role.training_rows)
+        smallest_batch = session.active_role.smallest_batch
         if row_count < smallest_batch:
             raise ConfigError(
                 f"there are {row_count} rows to train on, fewer than the smallest batch of "
@@ -778,7 +779,7 @@ class TrainingLoop:
         return list_all_coefficients(
             self._config,
             self._labels.data,
-            self.session.learner.predicts_with,
+            self.session.active_role.prediction_networks,
             all_data=None if recording is None else recording.data,
             encoders={} if recording is None else recording.encoders,
         )
@@ -795,7 +796,7 @@ class TrainingLoop:
 
     async def run(self) -> None:
         """Train all epochs, evaluate, write the results, and end the session with all parties."""
-        learner = self.session.learner
+        learner = self.session.active_role
         links = self.session.links
         # Messages before the first epoch count as the first epoch's. If the last epoch is over,
         # further messages count as the last epoch's.
@@ -820,7 +821,7 @@ class TrainingLoop:
         # If the session may be restarted, dealers have stayed to the end, and are told of it, too.
         contract = self.session.contract
         dealers = contract.list_names("dealer") if contract.restarts else ()
-        end_all(links, [*self.session.present, *dealers], self._next_step)
+        end_all(links, [*self.session.present_helpers, *dealers], self._next_step)
 
     def _write_files(self, writer: RunWriter, evaluation: ModelEvaluation) -> None:
         """Write the record of messages, if this process has it, and the results."""
@@ -855,16 +856,14 @@ class TrainingLoop:
             sessions=self.sessions,
             steps=self.steps,
             privacy=privacy,
-            contributions=self.session.passive_accounts,
-            promises=promises_of(
-                self._config, privacy, contributions=self.session.passive_accounts
-            ),
-            stated=self.session.charge_reports,
+            contributions=self.session.passive_costs,
+            promises=promises_of(self._config, privacy, contributions=self.session.passive_costs),
+            stated=self.session.cost_reports,
             trained=self._labels.build_data(),
             recorded=self._callbacks.build_recording(),
-            help=self.session.learner.help,
+            help=self.session.active_role.help,
             coefficients=self.coefficients,
-            local_models=self.session.learner.local_models,
+            local_models=self.session.active_role.local_models,
             test_scores=self.evaluation.scores,
             folder=self._writer.folder.path if self._writer else None,
         )
@@ -898,7 +897,7 @@ class TrainingLoop:
         """
         if self._config.train.patience is None:
             return
-        learner = self.session.learner
+        learner = self.session.active_role
         links = self.session.links
         loss = await learner.compute_held_out_loss(
             links, self, pick_held_out_rows(learner, self._config)
@@ -934,7 +933,7 @@ class TrainingLoop:
         A last batch below the smallest size is omitted. After the last batch the mean loss of the
         epoch is read.
         """
-        batches = split_batches(self.session.learner, self._config, epoch)
+        batches = split_batches(self.session.active_role, self._config, epoch)
         remaining_epochs = self._config.train.epochs - epoch
         self._expected_steps = self._next_step + remaining_epochs * len(batches)
         self._epoch_losses = EpochLosses()
@@ -981,7 +980,7 @@ class TrainingLoop:
         Raises PartyBackError: an absent passive is back, so that a new session must begin.
         """
         config = self._config.train
-        learner = self.session.learner
+        learner = self.session.active_role
         links = self.session.links
         if self._finished_epochs == 0:
             self._warn_without_help()
@@ -1025,7 +1024,7 @@ class TrainingLoop:
         `is_final`: whether training is over. If so, the networks are calibrated first, and all
         measures are computed.
         """
-        learner = self.session.learner
+        learner = self.session.active_role
         links = self.session.links
         calibration = None
         if is_final:
@@ -1046,18 +1045,18 @@ class TrainingLoop:
         """
         session = self.session
         contract = self.session.contract
-        if session.party_session.party.secrets.checkpoints is None:
+        if session.party_session.party.secrets.checkpoint_store is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
         statements = await save_all(
-            links, session.present, self._next_step, contract=contract, may_leave=may_leave
+            links, session.present_helpers, self._next_step, contract=contract, may_leave=may_leave
         )
         for name, statement in statements.items():
             if statement is None:
-                session.learner.left[name] = self._next_step
+                session.active_role.left[name] = self._next_step
             elif name not in session.helpers:  # roles in this process need no signed report
-                session.charged[name] = statement.verify_accounts(name)
-                session.statements[name] = statement
+                session.reported_costs[name] = statement.verify_costs(name)
+                session.signed_reports[name] = statement
         self._has_new_privacy_reports = True
 
     def _readmit_passives(self, links: Links) -> None:
@@ -1067,7 +1066,7 @@ class TrainingLoop:
 
         `links`: connections to the other parties.
         """
-        rejoining = self._callbacks.find_rejoining(self.session.learner.left)
+        rejoining = self._callbacks.find_rejoining(self.session.active_role.left)
         if rejoining:
             raise PartyBackError(
                 f"nothing to do: all go on in a new session from step {self._next_step}; "
@@ -1125,7 +1124,7 @@ class TrainingLoop:
 
     def _list_guarantees(self) -> tuple[Promise, ...]:
         """Return the privacy guarantees of the run at its cost so far."""
-        cost_by_passive = self.session.passive_accounts
+        cost_by_passive = self.session.passive_costs
         return promises_of(self._config, self.compute_privacy(), contributions=cost_by_passive)
 
     @property
@@ -1134,7 +1133,7 @@ class TrainingLoop:
 
         None: no passive has reported a cost.
         """
-        accounts = self.session.passive_accounts.values()
+        accounts = self.session.passive_costs.values()
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
@@ -1171,7 +1170,7 @@ class TrainingLoop:
         `epoch`: number of the present epoch, from 1.
         """
         evaluation = self.evaluation
-        main_variant = self.session.headline
+        main_variant = self.session.headline_variant
         measure = self._config.measure
         guarantee = self._weakest_guarantee
         self._callbacks.on_progress(

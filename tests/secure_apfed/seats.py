@@ -23,8 +23,14 @@ from secure_apfed.learning.trainers import ActiveTrainer, PassiveTrainer
 from secure_apfed.methods import PartyContext, Session, SimulationInputs, fresh_secrets
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.party import ActiveParts
+from secure_apfed.methods.session_sum import (
+    ActiveSum,
+    AnswerLimits,
+    PassiveSum,
+    RefusedSums,
+    bind_step,
+)
 from secure_apfed.methods.single_view import SingleViewActive
-from secure_apfed.methods.sum_end import ActiveSum, AnswerLimits, PassiveSum, RefusedSums, bind_step
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -85,9 +91,14 @@ def contract(
 
 def actives_own(logs: Path | None = None) -> PartyContext:
     config = small_config("apfed_c")
-    secrets = fresh_secrets(config, "active", logs=logs)
+    secrets = fresh_secrets(config, "active", log_folder=logs)
     return PartyContext(
-        config=config, name="active", active="active", passives=PASSIVES, secrets=secrets, known={}
+        config=config,
+        name="active",
+        active="active",
+        passives=PASSIVES,
+        secrets=secrets,
+        identity_by_party={},
     )
 
 
@@ -226,7 +237,11 @@ class LoneActive:
         )
         self.role = ApfedActive(
             ActiveParts(
-                party=own, contract=agreed, trainer=trainer, accounts=accounts, people=alignment
+                party=own,
+                contract=agreed,
+                trainer=trainer,
+                protection=accounts,
+                aligned_rows=alignment,
             ),
             ActiveSum(agreed, receiver or plain_sum().make_receiver(), RefusedSums(own)),
         )
@@ -351,8 +366,8 @@ def step_config(method: Said, **changes: Any) -> Config:
 
 def active_of(session: Session) -> SingleViewActive:
     """Return the active of APFed, or that of SingleVL."""
-    assert isinstance(session.learner, SingleViewActive)
-    return session.learner
+    assert isinstance(session.active_role, SingleViewActive)
+    return session.active_role
 
 
 def passives_of(session: Session) -> list[ApfedPassive]:

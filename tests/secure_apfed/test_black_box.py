@@ -22,7 +22,7 @@ from secure_apfed.learning.own_code import (
     refuse_user_functions,
     split_user_functions,
 )
-from secure_apfed.methods.accounts import make_sum_release, sum_and_noise
+from secure_apfed.methods.noise_plans import make_sum_release, sum_and_noise
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run, run_in_memory

@@ -81,7 +81,7 @@ def test_a_stored_party_s_papers_are_read(number: int, tmp_path: Path) -> None:
     folder = STORED / str(number)
     assert verify_log(folder / "apart" / "parties" / "lab").has_final_signature
     assert (
-        load_signed_reports(folder / "apart" / "statements.json")["lab"].verify_accounts("lab")
+        load_signed_reports(folder / "apart" / "statements.json")["lab"].verify_costs("lab")
         is not None
     )
     assert Contract.model_validate(fields_of("contract.json", folder / FILES["contract.json"]))

@@ -159,8 +159,8 @@ def test_a_model_is_loaded_whatever_input_the_best_reads(read: str, tmp_path: Pa
     expected = "pupil of x taught by" if read == "pupils" else f" of {read.replace('_', ' ')}"
     assert expected in used
     session, again = (open_session(config, data) for _ in range(2))
-    session.learner.finish_locally()
-    again.learner.load_tensors(session.learner.tensors(), next_step=0)
+    session.active_role.finish_locally()
+    again.active_role.load_tensors(session.active_role.tensors(), next_step=0)
     features = data.active.features[data.test_rows].double()
     scores = []
     for each in (session, again):

@@ -204,7 +204,7 @@ def test_nobody_learns_from_held_out_rows(method: str) -> None:
     if config.method.can_predict_locally:
         data = config.data.model_copy(update={"labelled": 40})
         config = config.model_copy(update={"data": data})
-    learner = open_session(config, load_data(config.data, seed=config.seed)).learner
+    learner = open_session(config, load_data(config.data, seed=config.seed)).active_role
     held = pick_held_out_rows(learner, config)
     assert len(held) == round(0.25 * len(learner.rows_with_label()))
     assert torch.isin(held, learner.rows_with_label()).all()
@@ -221,7 +221,7 @@ def test_nobody_learns_from_held_out_rows(method: str) -> None:
 def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict[str, Any]) -> None:
     config = config_of(method, epochs=4, patience=4, **train)
     data = load_data(config.data, seed=config.seed)
-    held = pick_held_out_rows(open_session(config, data).learner, config)
+    held = pick_held_out_rows(open_session(config, data).active_role, config)
     features_N = data.active.features.clone()
     labels_N = data.active.labels
     assert labels_N is not None
@@ -237,7 +237,7 @@ def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict
 def compute_held_out_loss(result: RunResult, config: Config) -> float:
     """Return the loss of the model that a run kept, on the rows that it learnt nothing from."""
     data = load_data(config.data, seed=config.seed)
-    rows = pick_held_out_rows(open_session(config, data).learner, config)
+    rows = pick_held_out_rows(open_session(config, data).active_role, config)
     model = result.recording.model
     labels_N = data.active.labels
     assert model is not None

@@ -159,7 +159,7 @@ def test_without_weight_it_is_single_view_bit_for_bit(protocol: str, guard: dict
     single = open_session(step_config("single_view"), data)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 2):
         assert apfed.train_step(step, rows_B) == single.train_step(step, rows_B)
-    assert torch.equal(apfed.learner.training_rows, single.learner.training_rows)
+    assert torch.equal(apfed.active_role.training_rows, single.active_role.training_rows)
     ours = active_of(apfed).trainer.networks
     theirs = active_of(single).trainer.networks
     mine, other = ([*one.encoder.parameters(), *one.head.parameters()] for one in (ours, theirs))
@@ -176,10 +176,10 @@ def test_rows_outside_the_intersection_train_the_active_only_if_asked() -> None:
     data = vertical_data(2, aligned=20)
     passives = {"default": {"objective": RECONSTRUCTION}}
     with_them = open_session(step_config("apfed", passives=passives), data)
-    assert len(with_them.learner.training_rows) == 32
+    assert len(with_them.active_role.training_rows) == 32
     train = {"precision": "float64", "use_unaligned": False, "device": "cpu"}
     without = open_session(step_config("apfed", passives=passives, train=train), data)
-    assert sorted(without.learner.training_rows.tolist()) == list(range(20))
+    assert sorted(without.active_role.training_rows.tolist()) == list(range(20))
 
 
 _ALL = {"default": {"objective": RECONSTRUCTION}}
@@ -241,8 +241,8 @@ def train_steps(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]
     sums = []
     for step in range(STEPS):
         session.train_step(step, torch.arange(16))
-        assert session.learner.last_sum is not None
-        sums.append(session.learner.last_sum.clone())
+        assert session.active_role.last_sum is not None
+        sums.append(session.active_role.last_sum.clone())
     return session, sums
 
 

@@ -25,7 +25,7 @@ from secure_apfed.methods import (
     open_session,
 )
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.sum_end import blame_active_too
+from secure_apfed.methods.session_sum import blame_active_too
 from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import active_of, passives_of, step_config
 from tests.secure_apfed.small_runs import small_config
@@ -130,8 +130,8 @@ def test_the_sums_of_the_others_stay_exact(
             if name not in gone or step <= last
         ]
         expected = make_fixed_point(session).dequantise_sum(np.sum(counted, axis=0))
-        assert session.learner.last_sum is not None
-        assert np.array_equal(session.learner.last_sum.numpy(), expected), step
+        assert session.active_role.last_sum is not None
+        assert np.array_equal(session.active_role.last_sum.numpy(), expected), step
     assert session.describe_attendance() == {"left": dict.fromkeys(gone, 2), "steps_without_all": 2}
     to_them = [flow for flow in session.transcript.flows if flow.receiver in gone]
     assert max(flow.last_step for flow in to_them) == 2
@@ -219,7 +219,7 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
     )
     session = open_session(config, load_data(config.data, seed=0))
     assert session.contract.silent_passive == "recover"
-    active: Any = session.learner
+    active: Any = session.active_role
     views = {name: session.helpers[name].trainer.view for name in session.contract.passives}  # type: ignore[attr-defined]
     assert [len({view.zeta for view in views.values()}), views["passive-4"].zeta] == [3, 20.0]
     deaths["passive-2"] = (2, kind)
@@ -294,7 +294,7 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     config = step_config("apfed_c", secure_sum=sums)
     data = vertical_data(4)
     names = [data.active.name, *(table.name for table in data.passives)]
-    secrets = {name: fresh_secrets(config, name, logs=tmp_path) for name in names}
+    secrets = {name: fresh_secrets(config, name, log_folder=tmp_path) for name in names}
     sessions: list[Simulation] = []
     opened = []
     recorded = []
@@ -310,9 +310,9 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
         assert noise["honest"] == threshold  # a sum may lack the others'
         recorder = Recorder.into(passives_of(session)[-1], session)
         session.train_step(0, torch.arange(16))
-        assert session.learner.last_sum is not None
+        assert session.active_role.last_sum is not None
         sessions.append(session)
-        opened.append(session.learner.last_sum)
+        opened.append(session.active_role.last_sum)
         recorded.append(recorder.integers[0])
     alone = torch.from_numpy(make_fixed_point(sessions[0]).dequantise_sum(recorded[0]))
     assert not torch.allclose(opened[0] - opened[1], alone, atol=1e-9)

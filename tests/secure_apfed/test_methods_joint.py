@@ -58,8 +58,8 @@ def open_tvfl(data: VerticalData, settings: Config | None = None) -> Simulation:
 
 
 def active_of(session: Simulation) -> TvflActive:
-    assert isinstance(session.learner, TvflActive)
-    return session.learner
+    assert isinstance(session.active_role, TvflActive)
+    return session.active_role
 
 
 def passives_of(session: Simulation) -> list[TvflPassive]:
@@ -114,8 +114,8 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
     settings = config()
     session = open_tvfl(data, settings)
     monolith = Monolith(session, data, settings)
-    assert len(session.learner.training_rows) == TRAINED
-    for step, rows_B in enumerate(session.learner.training_rows.split(10)):
+    assert len(session.active_role.training_rows) == TRAINED
+    for step, rows_B in enumerate(session.active_role.training_rows.split(10)):
         people = session.alignment["active"][rows_B].tolist()
         loss = session.train_step(step, rows_B)
         assert loss == pytest.approx(monolith.step(people), abs=1e-10)
@@ -129,7 +129,7 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
 def test_the_full_inference_is_that_of_all_parties() -> None:
     data = vertical_data(2)
     session = open_tvfl(data)
-    session.train_step(0, session.learner.training_rows[:10])
+    session.train_step(0, session.active_role.training_rows[:10])
     monolith = Monolith(session, data, config())
     people = list(range(TRAINED, ALIGNED))
     right = monolith.scores(people).argmax(1) == torch.tensor(people) % CLASSES
@@ -168,7 +168,7 @@ def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     session = open_tvfl(data, settings)
     undisturbed = open_tvfl(data, settings)
     for one in (session, undisturbed):
-        one.train_step(0, one.learner.training_rows[:10])
+        one.train_step(0, one.active_role.training_rows[:10])
     before = state(session)
     generator = torch.get_rng_state()
     first = session.evaluate(next_step=1, is_final=True)
@@ -178,7 +178,7 @@ def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     assert active_of(session).trainer.encoder.training
     assert active_of(session).trainer.head.training
     for one in (session, undisturbed):
-        one.train_step(100, one.learner.training_rows[10:20])
+        one.train_step(100, one.active_role.training_rows[10:20])
     assert same(state(session), state(undisturbed))
 
 
@@ -191,13 +191,13 @@ def test_every_network_is_evaluated_without_dropout() -> None:
     session.evaluate(next_step=0, is_final=True)
     assert len(modes) == 4 * 2 + 2  # each fill and the full inference; passives in the latter only
     assert not any(modes)
-    session.train_step(50, session.learner.training_rows[:10])
+    session.train_step(50, session.active_role.training_rows[:10])
     assert modes[-4:] == [True] * 4
 
 
 def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
     session = open_tvfl(vertical_data(2, aligned=20))
-    people = session.alignment["active"][session.learner.training_rows]
+    people = session.alignment["active"][session.active_role.training_rows]
     assert sorted(people.tolist()) == list(range(20)), "nobody else is trained on"
     before = session.transcript.wire_bytes
     accuracies = session.evaluate(next_step=0, is_final=True)
@@ -361,7 +361,7 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
     )
     data = load_data(config.data, seed=0)
     session = open_session(config, data)
-    learner: Any = session.learner
+    learner: Any = session.active_role
     trainer = learner.trainer
     helpers = list(session.helpers.values())
     passives: Any = [one for one in helpers if one.name != "aggregator"]
@@ -396,12 +396,13 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
 
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
-    rows_B = find_positions_in_table_order(session.learner._own_row_by_position, torch.arange(5))  # type: ignore[attr-defined]
+    own_row_by_position = session.active_role._own_row_by_position  # type: ignore[attr-defined]
+    rows_B = find_positions_in_table_order(own_row_by_position, torch.arange(5))
     alter_message(
         monkeypatch, Kind.REQUEST, lambda _: pack_tensors({"rows": rows_B}, {"learn": True})
     )
     with pytest.raises(RemoteProtocolError):
-        session.train_step(0, session.learner.training_rows[:64])
+        session.train_step(0, session.active_role.training_rows[:64])
 
 
 def test_noise_under_the_sum_is_charged() -> None:
@@ -431,7 +432,7 @@ def test_the_head_of_selu_networks_has_the_layers_that_were_asked_for() -> None:
         ),
         load_data(config.data, seed=0),
     )
-    learner: Any = session.learner
+    learner: Any = session.active_role
     layers = [one for one in learner.trainer.head if isinstance(one, nn.Linear)]
     assert [one.out_features for one in layers] == [12, 6, 10]
     assert layers[0].in_features == 4 * 8

@@ -188,7 +188,7 @@ class PlainGru:
 
 
 def trainers_of(session: Simulation) -> dict[str, Any]:
-    learner: Any = session.learner
+    learner: Any = session.active_role
     helpers: dict[str, Any] = dict(session.helpers)
     return {"active": learner.trainer} | {name: helpers[name].trainer for name in PARTIES[1:]}
 
@@ -206,7 +206,7 @@ def test_v_fedmv_computes_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -
     method = {"name": "v_fedmv", "beta": 0.5, "zeta": 3.0, "eta": 5.0, **said}
     data = vertical_data()
     session = open_session(vertical_config(method), data)
-    active: Any = session.learner
+    active: Any = session.active_role
     trainers = trainers_of(session)
     grus = {
         name: plain_gru(session, name, of.sequence.recurrent, 0.02, 2)
@@ -257,7 +257,7 @@ def test_v_fedmv_computes_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -
 
 
 def stages_of(session: Simulation) -> dict[str, Any]:
-    learner: Any = session.learner
+    learner: Any = session.active_role
     helpers: dict[str, Any] = dict(session.helpers)
     return {"active": learner.stages} | {name: helpers[name].stages for name in PARTIES[1:]}
 
@@ -281,7 +281,7 @@ def test_h_fedmv_averages_weights_of_states_of_own_grus() -> None:
             for place, (part, sequence) in enumerate(zip(parts, sequences, strict=True))
         ]
     before = {name: of.recurrent.weights.copy() for name, of in stages.items()}
-    session.train_step(0, session.learner.training_rows)
+    session.train_step(0, session.active_role.training_rows)
     for name, of in stages.items():
         assert not np.array_equal(of.recurrent.weights, before[name])
         assert [view.zeta for view in of.views.views] == [8.0, 30.0, 2.0]
@@ -289,7 +289,7 @@ def test_h_fedmv_averages_weights_of_states_of_own_grus() -> None:
         for view, states_ND in zip(of.views.views, seen[name], strict=True):
             np.testing.assert_allclose(view.x_NF, states_ND.detach(), atol=1e-8)
     learnt = {name: of.recurrent.weights.copy() for name, of in stages.items()}
-    session.train_step(1, session.learner.training_rows)
+    session.train_step(1, session.active_role.training_rows)
     for name, of in stages.items():
         np.testing.assert_array_equal(of.recurrent.weights, learnt[name])
 
@@ -420,8 +420,8 @@ def test_a_passive_may_have_plain_features_beside_sequences() -> None:
     trainers = trainers_of(session)
     assert trainers["passive-1"].sequence is None
     assert trainers["passive-2"].sequence is not None
-    session.train_step(0, session.learner.training_rows)
-    learner: Any = session.learner
+    session.train_step(0, session.active_role.training_rows)
+    learner: Any = session.active_role
     assert learner.feature_scores() is None
     assert trainers["passive-1"].feature_scores().shape == (13,)
 
@@ -439,8 +439,8 @@ def test_every_sum_carries_what_grus_make(method: str, name: str) -> None:
     for sums in (CLEAR, {**pair_of(name), "clip": 64.0, "bits": 24}):
         session = open_session(make(said, secure_sum=sums), data)
         for step in range(2):
-            session.train_step(step, session.learner.training_rows)
-        learner: Any = session.learner
+            session.train_step(step, session.active_role.training_rows)
+        learner: Any = session.active_role
         found.append(learner.head.numpy())
     clear, protected = found
     np.testing.assert_allclose(protected, clear, atol=1e-3)
@@ -478,6 +478,6 @@ def test_grus_learn_what_no_weights_of_columns_can(network: str, low: float, hig
     data = vertical_data(people=160, trained=110)
     session = open_session(config, data)
     for step in range(12):
-        session.train_step(step, session.learner.training_rows)
+        session.train_step(step, session.active_role.training_rows)
     accuracy = session.evaluate(next_step=12, is_final=True)
     assert low <= float(accuracy["v_fedmv_together"]) <= high

@@ -30,13 +30,13 @@ from secure_apfed.methods import (
     open_session,
 )
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.charged import (
-    ChargedAccount,
-    collect_accounts,
-    pack_accounts,
-    parse_accounts,
-    parse_statement,
-    sign_accounts,
+from secure_apfed.methods.privacy_reports import (
+    ReportedCost,
+    pack_costs,
+    parse_costs,
+    parse_report,
+    sign_report,
+    summarise_reported_costs,
 )
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -121,7 +121,7 @@ def walk_objects(party: object) -> Iterator[object]:
 def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -> None:
     session = Simulation(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
     session.train_step(0, BATCH)
-    for name, role in {session.active: session.learner, **session.helpers}.items():
+    for name, role in {session.active_name: session.active_role, **session.helpers}.items():
         found = list(walk_objects(role))
         assert len(found) > 10
         assert not [it for it in found if isinstance(it, SimulationInputs | VerticalData | Session)]
@@ -164,14 +164,16 @@ def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
     )
     for step in range(2):
         ledger.charge(step=step, rows=torch.tensor([step, 3]), digest=b"z")
-    packed = pack_accounts({"shop": ledger, "shop+updates": ledger}.items())
-    (told,) = parse_accounts(packed, sender="shop")
+    packed = pack_costs({"shop": ledger, "shop+updates": ledger}.items())
+    (told,) = parse_costs(packed, sender="shop")
     account = ledger.summarise_cost()
-    said = collect_accounts({"shop": [told]}, among=["shop"], silent={})["shop"]
+    said = summarise_reported_costs(
+        {"shop": [told]}, passives=["shop"], silence_step_by_passive={}
+    )["shop"]
     assert said["trace"] != account["trace"]
     assert {**said, "trace": ()} == {**account, "trace": ()}
     assert told.releases == 2
-    assert parse_accounts(pack_accounts(()), sender="shop") == ()
+    assert parse_costs(pack_costs(()), sender="shop") == ()
 
 
 @pytest.mark.parametrize(
@@ -200,19 +202,19 @@ def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
 )
 def test_anything_else_is_refused_by_the_senders_name(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no accounts"):
-        parse_accounts(payload, sender="shop")
+        parse_costs(payload, sender="shop")
 
 
 SHOP = fresh_identity()
 CONTRACT = b"c" * 32
-SIGNED = sign_accounts((), SHOP, CONTRACT, 7)
+SIGNED = sign_report((), SHOP, CONTRACT, 7)
 
 
 def test_a_signed_account_is_the_partys_own_word_and_can_be_verified_later() -> None:
-    statement = parse_statement(
+    statement = parse_report(
         SIGNED, sender="shop", identity=SHOP.public.hex(), contract=CONTRACT, step=7
     )
-    assert type(statement).model_validate(statement.as_json("shop")).verify_accounts("shop") == ()
+    assert type(statement).model_validate(statement.as_json("shop")).verify_costs("shop") == ()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_signed_account_is_the_partys_own_word_and_can_be_verified_later() -> 
         (SIGNED, {"step": 8}),
         (SIGNED, {"contract": b"d" * 32}),
         (SIGNED, {"identity": fresh_identity().public.hex()}),
-        (sign_accounts((), fresh_identity(), CONTRACT, 7), {}),
+        (sign_report((), fresh_identity(), CONTRACT, 7), {}),
         (msgpack.packb([msgpack.packb([SAID]), msgpack.unpackb(SIGNED)[1]]), {}),
     ],
     ids=["of another step", "of another contract", "of another party", "forged", "altered"],
@@ -231,7 +233,7 @@ def test_an_account_that_is_not_signed_for_this_is_refused(
 ) -> None:
     given = {"identity": SHOP.public.hex(), "contract": CONTRACT, "step": 7, **changed}
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop did not sign"):
-        parse_statement(payload, sender="shop", **given)
+        parse_report(payload, sender="shop", **given)
 
 
 @pytest.mark.parametrize(
@@ -256,14 +258,16 @@ def test_an_account_that_is_not_signed_for_this_is_refused(
 def test_what_is_no_signed_account_is_refused(payload: bytes) -> None:
     given: dict[str, Any] = {"identity": SHOP.public.hex(), "contract": CONTRACT, "step": 7}
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no signed accounts"):
-        parse_statement(payload, sender="shop", **given)
+        parse_report(payload, sender="shop", **given)
 
 
 def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
-    told = ChargedAccount.model_validate(SAID)
+    told = ReportedCost.model_validate(SAID)
     charged = {"bank": [told], "post": [told], "quiet": ()}
-    said = collect_accounts(
-        charged, among=["bank", "post", "shop", "quiet"], silent={"post": 7, "shop": 2}
+    said = summarise_reported_costs(
+        charged,
+        passives=["bank", "post", "shop", "quiet"],
+        silence_step_by_passive={"post": 7, "shop": 2},
     )
     assert {name: one["epsilon"] for name, one in said.items()} == {
         "bank": 2.0,
@@ -275,7 +279,12 @@ def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
         True,
         True,
     ]
-    assert collect_accounts({"quiet": ()}, among=["quiet", "shop"], silent={}) == {}
+    assert (
+        summarise_reported_costs(
+            {"quiet": ()}, passives=["quiet", "shop"], silence_step_by_passive={}
+        )
+        == {}
+    )
 
 
 class Crossing(InMemoryNetwork):
@@ -422,14 +431,14 @@ def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
     changes: dict[str, Any], others: list[list[str]], allowed: str
 ) -> None:
     session = open_three(**changes)
-    before = {name: value.clone() for name, value in session.learner.tensors().items()}
+    before = {name: value.clone() for name, value in session.active_role.tensors().items()}
     step = itertools.count()
 
     def refuse_sum(payload: bytes) -> str:
         number = next(step)
-        world = network(InMemoryNetwork, session.active, *session.helpers)
+        world = network(InMemoryNetwork, session.active_name, *session.helpers)
         world.links["aggregator"].send("active", Kind.SUM, number, payload)
-        script = session.learner.train_step(world.links["active"], number, BATCH)
+        script = session.active_role.train_step(world.links["active"], number, BATCH)
         with pytest.raises(RemoteProtocolError) as caught:
             world.run_script("active", script)
         return str(caught.value)
@@ -438,7 +447,7 @@ def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
     assert not [payload for payload in NO_SUMS if nothing not in refuse_sum(payload)]
     allows = f"allows {allowed} of {', '.join(ALL)}"
     assert not [names for names in others if allows not in refuse_sum(pack_parts(names, SUM))]
-    after = session.learner.tensors()
+    after = session.active_role.tensors()
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 

@@ -113,18 +113,18 @@ def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels
     model = TeacherSettings.from_run_settings(config).model
     session = open_session(config, data)
     joint = open_session(summed("split_nn_sum", model=model.model_dump()), data)
-    assert len(session.learner.training_rows) == LABELLED
+    assert len(session.active_role.training_rows) == LABELLED
     for step in range(5):
-        losses = [one.train_step(step, one.learner.training_rows) for one in (session, joint)]
+        losses = [one.train_step(step, one.active_role.training_rows) for one in (session, joint)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
-    learner = session.learner
+    learner = session.active_role
     loop = Counted()
     assert isinstance(learner, TeacherActive)
     session.run_script(learner.finish_training(session.links, loop))
     assert set(loop.losses) == {None}
     read = learner.trainer.encoder(learner.trainer.features_N[:TRAIN])
     for name, table in zip(session.contract.passives, data.passives, strict=True):
-        encoder = session.helpers[name].predicts_with["encoder"]
+        encoder = session.helpers[name].prediction_networks["encoder"]
         read = read + encoder(table.features[:TRAIN].double())
     expected = learner.trainer.head(read).softmax(1).detach()
     if labels == "spreading":
@@ -221,7 +221,7 @@ def test_answers_for_other_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         return pack_tensors({"rows": rows.flip(0), "z": torch.ones(len(rows), width).double()})
 
     monkeypatch.setattr(helper, "represent", lie)
-    learner = session.learner
+    learner = session.active_role
     assert isinstance(learner, ApcVflActive)
     with pytest.raises(RemoteProtocolError, match="answered for other rows"):
         session.run_script(learner.teach_student(session.links, Counted()))
@@ -230,7 +230,7 @@ def test_answers_for_other_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labels() -> None:
     data = plant_classes()
     session = open_session(config_of("joint_teacher_sum"), data)
-    learner = session.learner
+    learner = session.active_role
     assert isinstance(learner, TeacherActive)
     told = np.eye(K)[np.arange(TRAIN) % K]
     shares = []
@@ -247,7 +247,7 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
     assert shares[1] > 0.95
     said = open_session(
         config_of({"name": "joint_teacher_sum", "epsilon": 2.0}), data
-    ).learner.guarantee
+    ).active_role.guarantee
     parts = (
         "epsilon 2, delta 0",
         "person without a label",
@@ -277,7 +277,7 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     )
     session = open_session(config, data)
     before = [one.clone() for one in active_of(session).trainer.networks.encoder.parameters()]
-    session.run_script(session.learner.finish_training(session.links, Counted()))
+    session.run_script(session.active_role.finish_training(session.links, Counted()))
     trainer = active_of(session).trainer
     trainer.set_training(False)
     with torch.no_grad():
@@ -320,7 +320,7 @@ def vectors_of(**changes: Any) -> Simulation:
 
 
 def taught(session: Simulation) -> Any:
-    learner: Any = session.learner
+    learner: Any = session.active_role
     session.run_script(learner.teach_student(session.links, Counted()))
     return learner
 
@@ -332,7 +332,7 @@ def whole_table(session: Simulation, data: VerticalData) -> np.ndarray:
     for table in data.tables:
         own = session.alignment[table.name]
         at = dict(zip(aligned.tolist(), own.tolist(), strict=True))
-        rows = [at[row] for row in session.learner.training_rows.tolist()]
+        rows = [at[row] for row in session.active_role.training_rows.tolist()]
         parts.append(table.features[rows].flatten(1).double().numpy())
     return np.hstack(parts)
 
@@ -414,7 +414,7 @@ def test_other_rows_in_another_session_count_anew(tmp_path: Path) -> None:
     taught(first)
     for at in range(2):
         session = open_session(config, data, alignment=first.alignment, logs=tmp_path)
-        learner: Any = session.learner
+        learner: Any = session.active_role
         learner.training_rows = learner.student.rows_U = learner.training_rows[at + 1 :]
         if at == 0:
             taught(session)
@@ -647,9 +647,9 @@ def test_the_strongest_local_model_reads_the_code_beside_the_features_or_none(
     right = (said == data.table.labels[data.test_rows]).double().mean().item()
     assert right == pytest.approx(result.accuracy[method])
     session, other = (open_session(config, data) for _ in range(2))
-    session.run_script(session.learner.begin_epoch(session.links, Counted()))
-    learner = session.learner
-    restored = other.learner
+    session.run_script(session.active_role.begin_epoch(session.links, Counted()))
+    learner = session.active_role
+    restored = other.active_role
     assert isinstance(learner, StudentActive)
     assert isinstance(restored, StudentActive)
     restored.student.load_tensors(learner.student.tensors())

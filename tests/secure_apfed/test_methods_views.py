@@ -149,7 +149,7 @@ def session_of(method: Said, **changes: Any) -> Simulation:
 
 def trainers_of(session: Simulation) -> list[Any]:
     seats: list[Any] = [
-        session.learner,
+        session.active_role,
         *(session.helpers[name] for name in session.contract.passives),
     ]
     return [seat.trainer for seat in seats]
@@ -164,7 +164,7 @@ class Paper:
     def __init__(
         self, session: Simulation, *, zetas: list[float], eta: float, betas: list[float], own: bool
     ) -> None:
-        active: Any = session.learner
+        active: Any = session.active_role
         trainers = trainers_of(session)
         self.rows = active.training_rows.numpy()
         self.asked = active.tested.numpy()
@@ -228,7 +228,7 @@ def test_parties_compute_what_the_papers_say(
         secure_sum=secure_sum,
         passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
     )
-    active = session.learner
+    active = session.active_role
     assert isinstance(active, multiview.MultiviewActive)
     assert list(session.contract.passives) == ["passive-1", "passive-2"]
     # whose zeta is 8, and weight a quarter
@@ -328,7 +328,7 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     }
     masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
     session = session_of("mmvfl", data=data, secure_sum=masked)
-    active = session.learner
+    active = session.active_role
     holder = session.helpers["passive-1"]
     assert isinstance(active, multiview.MultiviewActive)
     rows = active.training_rows.numpy()
@@ -359,7 +359,7 @@ def request_sum(session: Simulation, step: int = 0, **tensors: torch.Tensor) -> 
 
 
 def honest(session: Simulation) -> dict[str, torch.Tensor]:
-    active: Any = session.learner
+    active: Any = session.active_role
     if session.contract.settings["method"]["name"] == "h_fedmv":
         return {"weights": torch.from_numpy(active.stages.pick_model(0).weights)}
     rows = active.training_rows
@@ -400,12 +400,12 @@ def test_a_passive_answers_as_often_as_agreed(method: str, questions: int) -> No
 def test_a_sum_that_would_cut_rows_is_refused(method: str, clip: float) -> None:
     session = session_of(method, secure_sum={"scheme": "plain", "masks": "pairwise", "clip": clip})
     with pytest.raises(LocalProtocolError, match="agree on a clip above"):
-        session.train_step(0, session.learner.training_rows)
+        session.train_step(0, session.active_role.training_rows)
 
 
 def stages_of(session: Simulation) -> dict[str, Any]:
     helpers: dict[str, Any] = dict(session.helpers)
-    learner: Any = session.learner
+    learner: Any = session.active_role
     stages = {name: one.stages for name, one in helpers.items() if name != "aggregator"}
     return {learner.name: learner.stages, **stages}
 
@@ -443,7 +443,7 @@ def test_a_round_is_the_average_of_all_by_their_rows() -> None:
     assert len(set(rows.values())) == 2
     average = models["active"].weights
     for step in range(2):
-        session.train_step(step, session.learner.training_rows)
+        session.train_step(step, session.active_role.training_rows)
         for model in models.values():
             model.load(average)
             model.train(step)
@@ -468,11 +468,11 @@ def test_the_states_of_grus_become_views() -> None:
     session = session_of("s_fedmv")
     stages = stages_of(session)
     for step in range(2):
-        session.train_step(step, session.learner.training_rows)
+        session.train_step(step, session.active_role.training_rows)
         assert all(one.views is None for one in stages.values())
     weights = [one.recurrent.weights for one in stages.values()]
     assert not np.array_equal(weights[0], weights[1])
-    session.train_step(2, session.learner.training_rows)
+    session.train_step(2, session.active_role.training_rows)
     for one in stages.values():
         assert [view.x_NF.shape[1] for view in one.views.views] == [8, 8, 8]
         np.testing.assert_array_equal(one.recurrent.weights, weights[0])

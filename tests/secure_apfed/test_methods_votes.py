@@ -82,7 +82,7 @@ def session_of(config: Config) -> tuple[Simulation, np.ndarray]:
 
 
 def gather_votes(session: Simulation) -> Any:
-    return session.run_script(session.learner.gather_votes(session.links))  # type: ignore[attr-defined]  # of votes alone
+    return session.run_script(session.active_role.gather_votes(session.links))  # type: ignore[attr-defined]  # of votes alone
 
 
 @pytest.mark.sampled(every=4)
@@ -93,8 +93,8 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
     config = config_of(data=data, secure_sum={"scheme": kind.scheme, "masks": kind.masks})
     session, clear = session_of(config)
     votes = gather_votes(session)
-    assert session.learner.rounding is not None
-    assert np.abs(votes - clear).max() <= session.learner.rounding
+    assert session.active_role.rounding is not None
+    assert np.abs(votes - clear).max() <= session.active_role.rounding
 
 
 @pytest.mark.slow
@@ -466,13 +466,13 @@ def open_encrypted(*, colluders: int = 0, **said: Any) -> tuple[Simulation, np.n
 def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | None) -> None:
     session, clear = open_encrypted(candidates=candidates)
     votes = gather_votes(session)
-    assert session.learner.rounding is not None
-    assert np.abs(votes - clear).max() <= session.learner.rounding < 0.01
+    assert session.active_role.rounding is not None
+    assert np.abs(votes - clear).max() <= session.active_role.rounding < 0.01
     sent = {flow.kind for flow in session.transcript.flows}
     assert Kind.LABELS not in sent
     assert (Kind.CHALLENGE in sent) is (Kind.COIN in sent) is (candidates is not None)
     told = "found out before anybody answers" if candidates else "trusted to encrypt bits"
-    assert told in session.learner.guarantee
+    assert told in session.active_role.guarantee
 
 
 def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
@@ -501,7 +501,7 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
 def test_a_row_of_integers_keeps_its_bound() -> None:
     session, _ = open_encrypted()
     helper: Any = session.helpers["passive-1"]
-    ballot = session.learner.ballot  # type: ignore[attr-defined]  # of votes alone
+    ballot = session.active_role.ballot  # type: ignore[attr-defined]  # of votes alone
     steps = helper.compute_matrix(ballot) * (2**15 - 1)
     assert np.abs(steps - np.rint(steps)).max() < 1e-6
     assert np.abs(np.rint(steps)).sum(axis=1).max() <= 2**15 - 1
@@ -575,7 +575,7 @@ def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
     session, _ = open_encrypted()
     gather_votes(session)
     helper: Any = session.helpers["passive-1"]
-    body = msgpack.packb([session.learner.ballot.payload, b""])  # type: ignore[attr-defined]  # of votes alone
+    body = msgpack.packb([session.active_role.ballot.payload, b""])  # type: ignore[attr-defined]  # of votes alone
     again = envelope(body, kind=Kind.ENCRYPTED_LABELS, session=session.contract.session)
     with pytest.raises(RemoteProtocolError, match="once more in one session"):
         session.run_script(helper.answer_message(session.network.links["passive-1"], again))

@@ -32,7 +32,7 @@ from secure_apfed.learning.release import (
     parse_representations,
 )
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.sum_end import AnswerLimits, bind_step
+from secure_apfed.methods.session_sum import AnswerLimits, bind_step
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.guard import GaussianGuard, NoGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -443,7 +443,7 @@ def test_an_answer_is_on_the_disk_before_it_may_leave_or_else_with_the_checkpoin
     log = tmp_path / "answers-active.jsonl"
     synced = []
     brought = actives_own(tmp_path)
-    inside = replace(brought, secrets=replace(brought.secrets, sends_out=sends_out))
+    inside = replace(brought, secrets=replace(brought.secrets, needs_durable_logs=sends_out))
     own = AnswerLimits.from_contract(inside, contract(), aligned=10)
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
     take(own, [1, 2], step=0)

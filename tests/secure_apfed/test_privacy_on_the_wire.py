@@ -20,7 +20,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.methods import SimulationInputs, fresh_secrets, open_session
-from secure_apfed.methods import accounts as sum_noise
+from secure_apfed.methods import noise_plans as sum_noise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.outcome import RunResult
@@ -253,7 +253,7 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     agreed = result["sum"]["noise"]
     folder = tmp_path / "parties" / "passive-1"
     data = load_data(config.data, seed=config.seed)
-    secrets = {"passive-1": fresh_secrets(config, "passive-1", logs=folder)}
+    secrets = {"passive-1": fresh_secrets(config, "passive-1", log_folder=folder)}
     own = own_of(SimulationInputs(config=config, data=data, secrets=secrets), "passive-1")
     plan = sum_noise.NoisePlan(steps=agreed["steps"], honest=agreed["honest"])
     noise = own.open_contribution_noise((4,), plan, result["aligned_rows"])

@@ -160,8 +160,8 @@ def test_passives_settle_on_what_all_of_them_allow(columns: tuple[int, int], agr
     assert session.contract.secure_sum["all_can_be_read_of"] == []
     said = f"{agreed} numbers of {sum(columns)} columns"
     assert said in str(session.secure_sum["opened"])
-    assert session.learner.model is not None
-    assert session.learner.model.representation == agreed
+    assert session.active_role.model is not None
+    assert session.active_role.model.representation == agreed
 
 
 @pytest.mark.parametrize("numbers", [3, 4, 32])

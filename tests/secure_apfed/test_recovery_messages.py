@@ -13,7 +13,7 @@ import secure_apfed
 from apfed_protocols.errors import PartyLeftError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.resumable_link import ALL_AGAIN
-from secure_apfed.methods.sum_end import Aggregator
+from secure_apfed.methods.session_sum import Aggregator
 from secure_apfed.organisations import party
 from secure_apfed.runs import checkpoint_store
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_with_checksum

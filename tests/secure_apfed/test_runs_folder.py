@@ -34,7 +34,7 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelE
 from secure_apfed.exchange import Kind
 from secure_apfed.learning.release import ChargedGuard
 from secure_apfed.methods import PartyContext, SimulationInputs, fresh_secrets
-from secure_apfed.methods.sum_end import AnswerLimits
+from secure_apfed.methods.session_sum import AnswerLimits
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.active_model import Predictions, RowComparison, load_model
@@ -476,7 +476,7 @@ def test_the_logs_are_plain_files(party: str, log: str, tmp_path: Path) -> None:
 def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     config = small_config()
     folder = tmp_path / "run"
-    secrets = {name: fresh_secrets(config, name, logs=folder) for name in ("shop", "../shop")}
+    secrets = {name: fresh_secrets(config, name, log_folder=folder) for name in ("shop", "../shop")}
     start = SimulationInputs(config=config, data=load_data(config.data, seed=0), secrets=secrets)
     AnswerLimits.from_contract(own_of(start, "shop"), contract(), aligned=3)
     assert (folder / "answers-shop.jsonl").exists()

@@ -32,7 +32,7 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, unpack_tens
 from secure_apfed.methods import METHODS, PartyCheckpoint
 from secure_apfed.methods.apfed import ApfedActive
 from secure_apfed.methods.joint import TvflActive, TvflPassive
-from secure_apfed.methods.sum_end import AdmittedRequest, PassiveSum, RefusedSums
+from secure_apfed.methods.session_sum import AdmittedRequest, PassiveSum, RefusedSums
 from secure_apfed.runs.checkpoint_store import PartyCheckpointStore
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.outcome import RunResult, load_recording

@@ -80,7 +80,7 @@ def weights_of(session: Simulation) -> dict[str, Tensor]:
 def train_by_messages(session: Simulation, config: Config) -> None:
     session.transcript.begin_epoch(0)
     batches = chain.from_iterable(
-        split_batches(session.learner, config, epoch) for epoch in range(config.train.epochs)
+        split_batches(session.active_role, config, epoch) for epoch in range(config.train.epochs)
     )
     for step, rows_B in enumerate(batches):
         session.train_step(step, rows_B)

@@ -16,7 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.errors import PromiseError
 from secure_apfed.labellers import LABELLERS, Logistic, Ridge, Spreading
 from secure_apfed.measures.tasks import TASKS, Classification
-from secure_apfed.methods import METHODS, accounts
+from secure_apfed.methods import METHODS, noise_plans
 from secure_apfed.networks.models import NETWORKS, Linear, Perceptron, Selu
 from secure_apfed.networks.objectives import OBJECTIVES, Reconstruction
 from secure_apfed.privacy.defences import DEFENCES
@@ -286,10 +286,10 @@ def test_an_objective_that_admits_to_mix_rows_is_charged_for_a_batch(
         row_wise: ClassVar[bool] = False
 
     config = make_changed_config(APFED | {"method": "apfed_r"})
-    plan = accounts.NoisePlan(steps=2_000_000, honest=2)
-    alone = accounts.make_sum_release(config, "passive-1", (4,), plan)
+    plan = noise_plans.NoisePlan(steps=2_000_000, honest=2)
+    alone = noise_plans.make_sum_release(config, "passive-1", (4,), plan)
     monkeypatch.setitem(dict_of(OBJECTIVES), "reconstruction", Honest)
-    mixed = accounts.make_sum_release(config, "passive-1", (4,), plan)
+    mixed = noise_plans.make_sum_release(config, "passive-1", (4,), plan)
     assert mixed.sensitivity == pytest.approx(math.sqrt(64) * alone.sensitivity)
     assert mixed.epsilon_of(1, 1e-5) > alone.epsilon_of(1, 1e-5)
     assert run(config, None).scores

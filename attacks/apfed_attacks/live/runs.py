@@ -60,7 +60,7 @@ from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.joint import TvflActive
 from secure_apfed.methods.joint_sum import SummedPassive, SummedSplitNnActive
 from secure_apfed.methods.method import split_batches
-from secure_apfed.methods.sum_end import (
+from secure_apfed.methods.session_sum import (
     ActiveSum,
     AdmittedRequest,
     ContributionAggregator,
@@ -115,14 +115,14 @@ class LiveSession(Generic[OfMethod]):
             config = config.model_copy(update={"transcript": _TRANSCRIPT})
         self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
         if (
-            not isinstance(self.session.learner, self.role_type)
+            not isinstance(self.session.active_role, self.role_type)
             or not self.session.contract.passives
         ):
             raise AttackError(
                 f"passives that help {self.role_type.__name__} are attacked here, not in "
                 f"{config.method.name}"
             )
-        self.active_role: OfMethod = self.session.learner
+        self.active_role: OfMethod = self.session.active_role
         self.alignment: Mapping[str, Tensor] = self.session.alignment
         self._epoch = self._step = 0  # the next epoch and step
         self._in_attack_epoch = False  # whether the current epoch has an attack's steps

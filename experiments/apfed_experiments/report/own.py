@@ -20,7 +20,7 @@ from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
-from secure_apfed.methods.charged import Statement
+from secure_apfed.methods.privacy_reports import SignedReport
 from secure_apfed.runs.audit_log import AUDIT_LOG_NAME, LogSummary, verify_log
 from secure_apfed.runs.checkpoint_store import PartyEnd
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract
@@ -161,7 +161,7 @@ def list_signed_reports(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[s
             yield title, "nothing: it never said what it charged"
             continue
         try:
-            spent = signed_report.verify_accounts(name)
+            spent = signed_report.verify_costs(name)
         except RemoteProtocolError as error:
             yield title, f"NOT SIGNED: {error}"
             continue
@@ -246,7 +246,7 @@ class ReportedParty:
                 yield words.format_key(name), words.format_value(value)
 
 
-def load_signed_reports(path: Path) -> Mapping[str, Statement]:
+def load_signed_reports(path: Path) -> Mapping[str, SignedReport]:
     """Return the passives' signed statements by name; empty if there are none.
 
     `path`: the file `statements.json`. Raises an error if a statement's format is unknown.
@@ -256,7 +256,7 @@ def load_signed_reports(path: Path) -> Mapping[str, Statement]:
     # Called for the exception only: a statement of another format version is refused.
     for signed_report in load_json(path, dict[str, Any]).values():
         STATEMENT.parse_format_number(path, signed_report)
-    return load_json(path, dict[str, Statement])
+    return load_json(path, dict[str, SignedReport])
 
 
 def load_party(path: Path) -> ReportedParty | None:

@@ -177,7 +177,7 @@ def measure_training(
     # The session tests on held-out rows, which choose settings. True test rows choose nothing.
     data = hold_out_training_rows(all_data, held_out)
     session = begin_simulation(run_config, give_active_view(data) if reads_own_view else data)
-    active = session.learner
+    active = session.active_role
     assert isinstance(active, SingleViewActive)
     accuracy_by_rows = {}
 

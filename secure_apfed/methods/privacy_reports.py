@@ -1,4 +1,4 @@
-"""The signed reports on their privacy accounts that helpers send the active at each checkpoint.
+"""The signed reports on their privacy costs that helpers send the active at each checkpoint.
 
 Run by: every passive, on its own ledgers, and by the active, which reads the reports. A report has
 only numbers that follow from the settings and from how often rows were requested, which the active
@@ -22,13 +22,13 @@ from secure_apfed.base.names import UPDATES, ReleaseEpsilonName
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
 _MAX_BYTES = 4096
-"""Bytes of packed accounts at most."""
+"""Bytes of packed costs at most."""
 _PURPOSE = b"charged v1"
 """Domain separation: a signature with this prefix cannot pass for one on something else."""
 
 
-class ChargedAccount(BaseModel):
-    """A privacy account: the cost that one party's ledger has recorded, for one kind of epsilon.
+class ReportedCost(BaseModel):
+    """The privacy cost that one party's ledger has recorded, for one kind of epsilon.
 
     Attributes:
         figure: the kind of epsilon, as in `secure_apfed.settings.promises.FIGURES`.
@@ -46,15 +46,15 @@ class ChargedAccount(BaseModel):
     releases: Annotated[int, Field(ge=0, lt=2**31)]
     mu: Annotated[float, Field(ge=0)] = math.inf
 
-    def to_account(self, party: str) -> dict[str, Any]:
-        """Return the account as a dictionary like that of `PrivacyLedger.summarise_cost`.
+    def to_cost_summary(self, party: str) -> dict[str, Any]:
+        """Return the cost as a dictionary like that of `PrivacyLedger.summarise_cost`.
 
         Its "trace" is a sentence that says that `party` reported these numbers.
         """
         return {**self.model_dump(exclude={"mu"}), "trace": [self._describe_report(party)]}
 
     def to_privacy_cost(self, party: str) -> PrivacySpent:
-        """Return the account as a `PrivacySpent`, like `PrivacyLedger.get_privacy_spent`.
+        """Return the cost as a `PrivacySpent`, like `PrivacyLedger.get_privacy_spent`.
 
         Its trace is a sentence that says that `party` reported these numbers. `epsilon_x` has the
         epsilon of any kind.
@@ -68,29 +68,29 @@ class ChargedAccount(BaseModel):
         )
 
     def _describe_report(self, party: str) -> str:
-        """Return the account as a sentence, which says that `party` reported it."""
+        """Return the cost as a sentence, which says that `party` reported it."""
         return (
             f"{party} says that it charged {self.figure} {self.epsilon:.4g} at delta "
             f"{self.delta:g}, for {self.releases} releases of one row at most"
         )
 
 
-_ACCOUNTS: TypeAdapter[tuple[ChargedAccount, ...]] = TypeAdapter(
-    Annotated[tuple[ChargedAccount, ...], Field(strict=False, max_length=2)]
+_COSTS: TypeAdapter[tuple[ReportedCost, ...]] = TypeAdapter(
+    Annotated[tuple[ReportedCost, ...], Field(strict=False, max_length=2)]
 )
 
 
-def pack_accounts(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
-    """Return a party's privacy accounts as bytes: the cost that each of its ledgers has recorded.
+def pack_costs(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
+    """Return a party's privacy costs as bytes: the cost that each of its ledgers has recorded.
 
     `ledgers`: pairs of a ledger's name and the ledger. Ledgers of DP-SGD updates are left out,
     since updates leave no party.
     """
-    accounts = []
+    costs = []
     for name, ledger in ledgers:
         if not name.endswith(UPDATES):
             spent = ledger.get_privacy_spent()
-            accounts.append(
+            costs.append(
                 {
                     "figure": ledger.figure,
                     "epsilon": spent.epsilon_x,
@@ -99,56 +99,60 @@ def pack_accounts(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
                     "mu": spent.mu,
                 }
             )
-    packed: bytes = msgpack.packb(accounts)
+    packed: bytes = msgpack.packb(costs)
     return packed
 
 
-def collect_accounts(
-    charged: Mapping[str, Sequence[ChargedAccount]],
+def summarise_reported_costs(
+    costs_by_passive: Mapping[str, Sequence[ReportedCost]],
     *,
-    among: Iterable[str],
-    silent: Mapping[str, int],
+    passives: Iterable[str],
+    silence_step_by_passive: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
     """Return the reported privacy cost of each passive's votes or contributions, by passive name.
 
-    If some passives reported and another did not, the latter gets an infinite epsilon. The account
+    If some passives reported and another did not, the latter gets an infinite epsilon. The cost
     of a passive that stopped answering gets a remark in its "trace".
 
     Args:
-        charged: mapping from passive name to the accounts that it signed last.
-        among: the names of all passives.
-        silent: mapping from the name of a passive that stopped answering to the step in which it
-            did.
+        costs_by_passive: mapping from passive name to the costs that it signed last.
+        passives: the names of all passives.
+        silence_step_by_passive: mapping from the name of a passive that stopped answering to the
+            step in which it did.
     """
-    accounts = {
-        name: account.to_account(name)
-        for name, reported in charged.items()
-        for account in reported
-        if account.figure != "epsilon_x"  # epsilon_x is the cost of representations
+    summary_by_passive = {
+        name: cost.to_cost_summary(name)
+        for name, reported_costs in costs_by_passive.items()
+        for cost in reported_costs
+        if cost.figure != "epsilon_x"  # epsilon_x is the cost of representations
     }
-    if accounts:
+    if summary_by_passive:
         # Kind of epsilon and delta are expected to be the same at all passives.
-        example = next(iter(accounts.values()))
+        example = next(iter(summary_by_passive.values()))
         unreported = {**example, "epsilon": math.inf, "releases": 0}
-        for name in among:
-            if name not in charged:
-                accounts[name] = {**unreported, "trace": [f"{name} never said what it charged"]}
-    for name in accounts.keys() & silent.keys():
-        remark = f"it fell silent in step {silent[name]}, and what it charged since is not known"
-        accounts[name]["trace"].append(remark)
-    return accounts
+        for name in passives:
+            if name not in costs_by_passive:
+                summary_by_passive[name] = {
+                    **unreported,
+                    "trace": [f"{name} never said what it charged"],
+                }
+    for name in summary_by_passive.keys() & silence_step_by_passive.keys():
+        step = silence_step_by_passive[name]
+        remark = f"it fell silent in step {step}, and what it charged since is not known"
+        summary_by_passive[name]["trace"].append(remark)
+    return summary_by_passive
 
 
-def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
-    """Decode the privacy accounts that `pack_accounts` packed.
+def parse_costs(payload: bytes, *, sender: str) -> Sequence[ReportedCost]:
+    """Decode the privacy costs that `pack_costs` packed.
 
-    `payload`: the packed accounts. `sender`: name of the party that sent them, for the error.
+    `payload`: the packed costs. `sender`: name of the party that sent them, for the error.
     Raises RemoteProtocolError: they are malformed.
     """
     try:
         if len(payload) > _MAX_BYTES:
             raise ValueError("too long")
-        return _ACCOUNTS.validate_python(msgpack.unpackb(payload))
+        return _COSTS.validate_python(msgpack.unpackb(payload))
     except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
         raise RemoteProtocolError(
             f"checkpoint: {sender} sent no accounts where it says that it has saved; it runs "
@@ -156,15 +160,15 @@ def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
         ) from error
 
 
-class Statement(BaseModel):
-    """A party's signed privacy accounts before a step; anybody can verify the signature.
+class SignedReport(BaseModel):
+    """A party's signed report of its privacy costs before a step; anybody can verify the signature.
 
     Attributes:
         identity: the party's long-term public key, hex.
         contract: SHA-256 of the session's contract, hex.
         step: the training step before which the party had these costs.
-        signed: the accounts as the party packed them, hex.
-        signature: the party's signature over contract, step and accounts, hex.
+        signed: the costs as the party packed them, hex.
+        signature: the party's signature over contract, step and costs, hex.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -175,17 +179,19 @@ class Statement(BaseModel):
     signed: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=2 * _MAX_BYTES)]
     signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
-    def verify_accounts(self, party: str) -> Sequence[ChargedAccount]:
-        """Verify the signature and return the accounts.
+    def verify_costs(self, party: str) -> Sequence[ReportedCost]:
+        """Verify the signature and return the reported costs.
 
-        Raises RemoteProtocolError: `party` did not sign them, or they are no accounts.
+        Raises RemoteProtocolError: `party` did not sign them, or they are no costs.
         """
         try:
             verify_signature(
                 bytes.fromhex(self.identity),
                 bytes.fromhex(self.signature),
                 _PURPOSE,
-                *_encode_parts(bytes.fromhex(self.contract), self.step, bytes.fromhex(self.signed)),
+                *_encode_signed_parts(
+                    bytes.fromhex(self.contract), self.step, bytes.fromhex(self.signed)
+                ),
                 signer=party,
             )
         except RemoteProtocolError as error:
@@ -195,57 +201,57 @@ class Statement(BaseModel):
                 f"altered, is of another session or step, or is somebody else's; ask {party} for "
                 "its public identity"
             ) from error
-        return parse_accounts(bytes.fromhex(self.signed), sender=party)
+        return parse_costs(bytes.fromhex(self.signed), sender=party)
 
     def as_json(self, party: str) -> dict[str, Any]:
-        """Return the statement for a JSON file, with its accounts in readable form, too.
+        """Return the report for a JSON file, with its costs in readable form, too.
 
         The signature covers only the packed form in `signed`. `party`: name of its signer.
         """
-        accounts = [account.model_dump() for account in self.verify_accounts(party)]
+        cost_dictionaries = [account.model_dump() for account in self.verify_costs(party)]
         return {
             STATEMENT.number_key: STATEMENT.current_number,
             **self.model_dump(),
-            "accounts": accounts,
+            "accounts": cost_dictionaries,
         }
 
 
-def sign_accounts(
+def sign_report(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
-    """Return a party's packed privacy accounts with its signature, as bytes.
+    """Return a party's packed privacy costs with its signature, as bytes.
 
     `ledgers`: pairs of a ledger's name and the ledger. `identity`: the party's long-term key pair.
     `contract`: the digest of the session's contract. `step`: the step that runs next.
     """
-    accounts = pack_accounts(ledgers)
-    signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
-    packed: bytes = msgpack.packb([accounts, signature])
+    packed_costs = pack_costs(ledgers)
+    signature = identity.sign(_PURPOSE, *_encode_signed_parts(contract, step, packed_costs))
+    packed: bytes = msgpack.packb([packed_costs, signature])
     return packed
 
 
-def parse_statement(
+def parse_report(
     payload: bytes, *, sender: str, identity: str, contract: bytes, step: int
-) -> Statement:
-    """Decode and verify a statement that `sign_accounts` made for this contract and step.
+) -> SignedReport:
+    """Decode and verify a signed report that `sign_report` made for this contract and step.
 
-    `payload`: the packed accounts with their signature. `sender`: name of the party that sent it,
+    `payload`: the packed costs with their signature. `sender`: name of the party that sent it,
     for errors. `identity`: the sender's long-term public key, hex. `contract`: the digest of the
     session's contract. `step`: the step that runs next.
 
-    Raises RemoteProtocolError: the statement is malformed, or not signed by this identity.
+    Raises RemoteProtocolError: the report is malformed, or not signed by this identity.
     """
     # A payload that is too long is not decoded. Its empty signature fails the pattern of
-    # `Statement`, which raises the error below.
-    accounts = signature = b""
+    # `SignedReport`, which raises the error below.
+    packed_costs = signature = b""
     try:
         if len(payload) <= 2 * _MAX_BYTES:
-            accounts, signature = msgpack.unpackb(payload)
-        statement = Statement(
+            packed_costs, signature = msgpack.unpackb(payload)
+        report = SignedReport(
             identity=identity,
             contract=contract.hex(),
             step=step,
-            signed=accounts.hex(),
+            signed=packed_costs.hex(),
             signature=signature.hex(),
         )
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
@@ -253,11 +259,13 @@ def parse_statement(
             f"checkpoint: {sender} sent no signed accounts where it says that it has saved; it "
             "runs another version, or deviates"
         ) from error
-    # Called only for its exceptions: a bad signature or malformed accounts.
-    statement.verify_accounts(sender)
-    return statement
+    # Called only for its exceptions: a bad signature or malformed costs.
+    report.verify_costs(sender)
+    return report
 
 
-def _encode_parts(contract: bytes, step: int, accounts: bytes) -> tuple[bytes, bytes, bytes]:
+def _encode_signed_parts(
+    contract: bytes, step: int, packed_costs: bytes
+) -> tuple[bytes, bytes, bytes]:
     """Return the byte strings that the signature covers."""
-    return contract, step.to_bytes(8, "big"), accounts
+    return contract, step.to_bytes(8, "big"), packed_costs

@@ -44,7 +44,6 @@ from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.release import ContributionNoise, parse_representations
-from secure_apfed.methods.accounts import NoisePlan, make_sum_release, sum_and_noise
 from secure_apfed.methods.contributor_log import RunContributorLog
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
@@ -56,6 +55,7 @@ from secure_apfed.methods.method import (
     Save,
     save_or_end,
 )
+from secure_apfed.methods.noise_plans import NoisePlan, make_sum_release, sum_and_noise
 from secure_apfed.methods.party import CheckpointPart, PartyContext
 from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import Shape
@@ -908,8 +908,8 @@ class AnswerLimits:
         answered besides training.
         """
         log = (
-            log_file(party.secrets.logs, "answers", party.name, "jsonl")
-            if party.secrets.logs
+            log_file(party.secrets.log_folder, "answers", party.name, "jsonl")
+            if party.secrets.log_folder
             else None
         )
         return cls(
@@ -919,7 +919,7 @@ class AnswerLimits:
             extra_answers=extra_answers,
             log=log,
             # An answer that stays in this process need not wait for the disk.
-            is_durable=party.secrets.sends_out,
+            is_durable=party.secrets.needs_durable_logs,
         )
 
     def __init__(
@@ -1015,7 +1015,7 @@ class DurableLog:
         """Choose the file NAME-PARTY.jsonl in the party's log folder; `name`: NAME, the kind of
         events.
         """
-        logs = party.secrets.logs
+        logs = party.secrets.log_folder
         self.me = party.name
         self.path = log_file(logs, name, party.name, "jsonl") if logs else None
 
