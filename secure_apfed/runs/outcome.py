@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgpack
 import safetensors
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -261,6 +261,16 @@ class ReportedCosts(StoredResult):
 
 
 _MAX_LISTED_COEFFICIENTS = 8  # coefficients in one line
+_HELP_FIELD_BY_EARLIER_KEY = {
+    "rows": "row_count",
+    "deviation": "standard_error",
+    "right": "vote_accuracy",
+    "alone": "local_accuracy",
+    "learnt": "learnt_gain",
+    "always": "is_always_used",
+    "averaged": "is_averaged",
+}
+"""Fields of `MeasuredHelp`, by the keys that they have in results of earlier versions."""
 
 
 class Coefficient(StoredResult):
@@ -384,6 +394,14 @@ class Outcome(StoredResult):
     shared_organisations: tuple[str, ...] = ()
     measured_rows: Mapping[str, Count] = {}
     coefficients: tuple[PartyCoefficients, ...] = ()
+
+    @field_validator("help", mode="before")
+    @classmethod
+    def _rename_earlier_keys(cls, stored: Any) -> Any:
+        """Return the stored help with today's keys, for results of earlier versions."""
+        if not isinstance(stored, dict):
+            return stored
+        return {_HELP_FIELD_BY_EARLIER_KEY.get(key, key): value for key, value in stored.items()}
 
     @property
     def headline_measure(self) -> Measure:

@@ -152,7 +152,9 @@ def baselines_of_numbers() -> None:
     draw = np.random.default_rng(0)
     features = draw.normal(size=(12, 2))
     patch = pytest.MonkeyPatch()
-    patch.setattr("apfed_experiments.baselines.REGRESSORS", {"ridge": "Ridge", "mean": "Mean"})
+    patch.setattr(
+        "apfed_experiments.baselines.TITLE_BY_REGRESSOR", {"ridge": "Ridge", "mean": "Mean"}
+    )
     try:
         parts = (features, features[:, 0], features[:4], features[:4, 0])
         compare_regressions(*parts, measure=MEASURES["rmse"])
@@ -193,7 +195,9 @@ def test_long_work_reports_each_part_and_its_end(kind: str) -> None:
 
 
 def test_parts_of_a_study_of_leaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaks, "PARTS", {"one": lambda: iter(()), "two": lambda: iter(())})
+    monkeypatch.setattr(
+        leaks, "LIST_ROWS_BY_PART", {"one": lambda: iter(()), "two": lambda: iter(())}
+    )
     told: list[tuple[int, int]] = []
     study = leaks.declare_study(["one", "two"])
     run_study(study, on_done=lambda done, total: told.append((done, total)))
