@@ -505,9 +505,11 @@ def _describe_plugins() -> str | None:
     """
     if "--help" not in sys.argv:  # reading the declarations takes a while
         return None
-    from secure_apfed.settings.plugins import GROUPS, list_declared
+    from secure_apfed.settings.plugins import ENTRY_POINT_GROUPS, list_installed_plugins
 
-    names_by_kind = {kind: ", ".join(sorted(list_declared(kind))) for kind in GROUPS}
+    names_by_kind = {
+        kind: ", ".join(sorted(list_installed_plugins(kind))) for kind in ENTRY_POINT_GROUPS
+    }
     listed = "; ".join(f"{kind} {names}" for kind, names in names_by_kind.items() if names)
     return f"Names of installed packages: {listed}." if listed else None
 

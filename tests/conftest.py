@@ -80,7 +80,7 @@ def _forget_plugins() -> Iterator[None]:
     for module, name in _PLUGIN_TABLES.items():
         if module in sys.modules:
             table = getattr(sys.modules[module], name)
-            for plugin in set(table) - set(table.ours):
+            for plugin in set(table) - set(table.built_in_names):
                 del table[plugin]
 
 

@@ -276,13 +276,13 @@ worst_local_model_chosen: test_baselines.py
 --- secure_apfed/settings/plugins.py
 code_of_others_imported: test_plugins.py
     What a proposal or a folder names is imported, and runs with all rights.
--if noted or not _is_own.get():
-+if noted and not _is_own.get():
+-if only_earlier_settings or not _are_own_settings.get():
++if only_earlier_settings and not _are_own_settings.get():
 --- secure_apfed/config/file.py
 others_read_as_own: test_plugins.py
     A file that others wrote is read as the party's own, and may name code.
--with reading_settings(own=own):
-+with reading_settings(own=True):
+-with reading_settings(are_own=own):
++with reading_settings(are_own=True):
 --- secure_apfed/learning/black_box.py
 infinite_gradient_taken: test_black_box.py
     A black box's NaN is added to the sum of all passives.

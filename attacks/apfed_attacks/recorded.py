@@ -124,7 +124,7 @@ def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
 
     def make_network() -> nn.Module:
         """Return the active's networks in sequence, with fresh weights."""
-        if not settings.is_own or recording.model is None:
+        if not settings.is_user_defined or recording.model is None:
             return nn.Sequential(*make_encoder_and_head(settings, shape, classes))
         network = copy.deepcopy(recording.model)
         draw_weights_anew(network)
@@ -315,7 +315,7 @@ def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
     return {
         name: AgreedTerms(
             objective=find_objective(config, name),
-            weight=config.settings_of(name).weight,
+            weight=config.find_passive_settings(name).weight,
             clip=clip,
         )
         for name in names
@@ -396,7 +396,7 @@ def reveal_candidates(recording: Recording, maximum: int, seed: int) -> tuple[Ca
     active = recording.data.active
     aligned = recording.alignment.get(active.name)  # None: it trained alone
     trained = intersect_rows(
-        data.train_rows, None if config.train.trains_unaligned_rows else aligned
+        data.train_rows, None if config.train.has_unaligned_rows_in_batches else aligned
     )
     inside, outside = (
         _select_rows_with_labels([(active, rows)]) for rows in (trained, data.test_rows)

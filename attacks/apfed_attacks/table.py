@@ -35,9 +35,9 @@ from secure_apfed.config.file import describe_errors
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings.plugins import (
     PluginTable,
-    find_code_name,
+    find_import_path,
     require_class,
-    require_owner,
+    require_trusted_code,
 )
 
 __all__ = ["ALL", "ATTACKS", "expand_choices", "find_attack", "full_suite", "prepare_attack"]
@@ -91,7 +91,7 @@ def _require_attack(candidate: Any, code: str) -> type[Attack]:
 
 
 ATTACKS: PluginTable[type[Attack]] = PluginTable(
-    {entry.name: entry for entry in _ENTRIES}, kind="attacks", prepare=_require_attack
+    {entry.name: entry for entry in _ENTRIES}, plugin_kind="attacks", make_entry=_require_attack
 )
 
 
@@ -105,14 +105,14 @@ def find_attack(name: str) -> type[Attack]:
         ConfigError: there is none, what the name means is no attack, or no settings of this party
             name that code.
     """
-    code = find_code_name(name, "attacks")
+    code = find_import_path(name, "attacks")
     # Code is imported only if this party's own settings named it.
     if name not in ATTACKS and code is not None:
-        require_owner(code, key="attacks", noted=True)
-    return ATTACKS[ATTACKS.take_name(name, key="attacks")]
+        require_trusted_code(code, setting="attacks", only_earlier_settings=True)
+    return ATTACKS[ATTACKS.import_entry(name, setting="attacks")]
 
 
-def full_suite(names: Iterable[str] = ATTACKS.ours) -> tuple[AttackChoice, ...]:
+def full_suite(names: Iterable[str] = ATTACKS.built_in_names) -> tuple[AttackChoice, ...]:
     """Return the named attacks, each with every set of options that its class proposes."""
     return tuple(
         AttackChoice(name=name, options=dict(options))

@@ -24,7 +24,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.lazy_names import make_former_name
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings import describe_unknown_name
 
 if TYPE_CHECKING:
     from apfed_protocols.sums.frames import Frame
@@ -241,7 +241,7 @@ class Exchange:
         for name, kind in (("released_by", Side), ("opens", Opened), ("labels", Sent)):
             word = getattr(self, name)
             if word not in (None, *get_args(kind)):
-                raise ValueError(f"Exchange: {name}: {unknown_name(word, get_args(kind))}")
+                raise ValueError(f"Exchange: {name}: {describe_unknown_name(word, get_args(kind))}")
 
     def __str__(self) -> str:
         """Return the name of the method or protocol."""

@@ -16,7 +16,7 @@ from joblib.parallel import BACKENDS
 
 from apfed_protocols.installing import install_extra
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings import describe_unknown_name
 
 __all__ = ["use_backend"]
 
@@ -40,7 +40,7 @@ def use_backend(choice: str) -> Iterator[None]:
     name, _, address = choice.removeprefix("joblib:").partition(":")
     known_names = sorted({*_LOCAL_BACKENDS, *BACKENDS, *_CONNECT_BY_CLUSTER})
     if name not in known_names:
-        raise ConfigError(f"--backend {unknown_name(name, known_names)}")
+        raise ConfigError(f"--backend {describe_unknown_name(name, known_names)}")
     if name in _CONNECT_BY_CLUSTER:
         _require_package(name)
         with _CONNECT_BY_CLUSTER[name](address or None), joblib.parallel_config(backend=name):

@@ -307,7 +307,7 @@ def digest_settings(config: Config) -> str:
     # These enter the digest only where they differ from the usual, as in files of older versions.
     if config.measure != ACCURACY.name:
         digested_settings["measure"] = config.measure
-    if config.labels_are_private:
+    if config.are_labels_private:
         digested_settings["labels"] = config.labels.model_dump(mode="json")
     return hashlib.sha256(json.dumps(digested_settings, sort_keys=True).encode()).hexdigest()
 
@@ -349,7 +349,7 @@ def load_or_measure_baselines(
         ConfigError: the labels are private; `measure_run_baselines` serves such runs.
         CheckpointError: the stored baselines are of other settings, or of a table since edited.
     """
-    if config.labels_are_private:
+    if config.are_labels_private:
         raise ConfigError(
             f"{config.name}: labels and dp_sgd keep training labels private, and baselines of the "
             "labels as they are would tell them; measure them for settings without both"
@@ -547,7 +547,7 @@ def _measure_baselines(
         baselines=tuple(results),
         measure=config.measure,
         files=table_digest,
-        labels="answered" if config.labels_are_private else "true",
+        labels="answered" if config.are_labels_private else "true",
         people=people,
         sample=MAX_ROWS if is_sample else None,
         learnt=training_row_count if is_sample else None,
@@ -649,7 +649,7 @@ def _compare_run_classifiers(
         training_rows = _fill_up_with_unlabelled_rows(training_rows, sampled_rows, config.seed)
     task = BaselineTask.from_run(config, replace(data, labelled=sampled_rows), training_rows)
     baseline_by_name = dict(list_candidates())
-    if config.model.is_own:
+    if config.model.is_user_defined:
         # The run that trained this network imported it into this process.
         _, code_by_party = split_user_functions(config, data.table.name, ())
         networks = UserFunctions.from_settings(code_by_party[data.table.name]).copy_networks()

@@ -17,7 +17,7 @@ from apfed_attacks.headlines import list_directions
 from apfed_attacks.interface import NOT_ATTACKED
 from apfed_experiments.summary import Gain, Interval, Row, adjust_p_values
 from secure_apfed.base.files import to_csv, write_atomically
-from secure_apfed.settings.promises import epsilon_words
+from secure_apfed.settings.promises import spell_epsilon
 from secure_apfed.settings.run import RunSettings
 
 Formatter: TypeAlias = Callable[[Any], str]
@@ -102,7 +102,7 @@ def format_epsilon(epsilon: float) -> str:
     """Return an epsilon as text: a number, "no guarantee" for infinity, or that nothing is sent for
     0.
     """
-    return epsilon_words(epsilon or None)
+    return spell_epsilon(epsilon or None)
 
 
 EPSILON = Column(name="epsilon", title="epsilon", form=format_epsilon)
@@ -216,7 +216,7 @@ def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
         """Return an epsilon, or its interval over the seeds, as text."""
         if isinstance(value, Interval) and value.low == value.high:
             value = value.mean  # the same in every seed
-        return format_epsilon(value) if isinstance(value, float) else format_value(value)
+        return spell_epsilon(value) if isinstance(value, float) else format_value(value)
 
     names = dict.fromkeys(name for row in rows for name in row)
     formatter_by_name = dict.fromkeys(names, format_value)

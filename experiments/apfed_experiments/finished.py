@@ -27,7 +27,7 @@ from secure_apfed.runs.outcome import (
     load_recording,
 )
 from secure_apfed.runs.worth import WhoHelped
-from secure_apfed.settings.promises import Promise, worst_promise
+from secure_apfed.settings.promises import Promise, find_worst_guarantee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class FinishedRun:
     @property
     def figure(self) -> str:
         """The name of the method's main epsilon, such as "epsilon_x": a key of
-        `secure_apfed.settings.promises.FIGURES`.
+        `promises.MEANING_BY_EPSILON`.
         """
         return self.config.method.epsilon_name
 
@@ -72,7 +72,7 @@ class FinishedRun:
     @property
     def promise(self) -> Promise:
         """The weakest guarantee of the kind `figure` on what leaves a party."""
-        return worst_promise(self.promises, self.figure)
+        return find_worst_guarantee(self.promises, self.figure)
 
     @property
     def epsilon(self) -> float:

@@ -14,8 +14,8 @@ from typing import Any
 
 from secure_apfed.data.catalogue import find_dataset
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import did_you_mean
-from secure_apfed.settings.data import BUILT_IN_ACTIVE
+from secure_apfed.settings import suggest_name
+from secure_apfed.settings.data import BUILT_IN_ACTIVE_NAME
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def find_preset(name: str) -> dict[str, Any]:
     """
     if name not in PRESETS:
         raise ConfigError(
-            f"preset: {name!r} is unknown; {did_you_mean(name, PRESETS)} "
+            f"preset: {name!r} is unknown; {suggest_name(name, PRESETS)} "
             "`secure-apfed data presets` lists all"
         )
     return dict(PRESETS[name].settings)
@@ -99,7 +99,7 @@ def _iter_presets() -> Iterator[tuple[str, Preset]]:
             passive_columns = tuple(
                 column for column in all_columns if column not in active_columns
             )
-            columns = {BUILT_IN_ACTIVE: active_columns, "passive-1": passive_columns}
+            columns = {BUILT_IN_ACTIVE_NAME: active_columns, "passive-1": passive_columns}
             for aligned_count in (*paper.aligned, *paper.fewer):
                 description = (
                     f"{active_column_count} columns at the active, {aligned_count} of "

@@ -32,7 +32,7 @@ from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.measures.table import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.settings.promises import Promise, epsilon_words
+from secure_apfed.settings.promises import Promise, spell_epsilon
 
 HEADER = (
     "run",
@@ -130,7 +130,7 @@ class ListedRun:
         if self.config is None:
             return ""
         data = self.config.data
-        parties = "parties with people of their own" if data.horizontal else "parties"
+        parties = "parties with people of their own" if data.is_horizontal else "parties"
         parts = [data.dataset, f"{view_count(data)} {parties}"]
         if isinstance(data.labelled, int):
             parts.append(f"{data.labelled} labelled")
@@ -141,7 +141,7 @@ class ListedRun:
     def list_cells(self) -> tuple[str, ...]:
         """Return the texts of this run under `WORTH_HEADER`."""
         method = "" if self.config is None else self.config.method.name
-        epsilon = "" if self.promise is None else epsilon_words(self.promise.epsilon)
+        epsilon = "" if self.promise is None else spell_epsilon(self.promise.epsilon)
         leaks = ", ".join(
             f"{kind} {headline.advantage:+.2f}"
             for kind, headline in self.leaks.items()

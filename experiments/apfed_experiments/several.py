@@ -41,7 +41,7 @@ from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
 from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.outcome import RANKED, Ranking
-from secure_apfed.settings.promises import epsilon_words
+from secure_apfed.settings.promises import spell_epsilon
 
 _NOTE_BY_PARTY_SEEDS = {
     "secret": "each party drew a secret seed of its own for its initial weights and dropout, so "
@@ -113,7 +113,7 @@ class SeveralSeeds:
                 ("positives among test rows", f"{min(positive_counts)} to {max(positive_counts)}"),
                 ("mean probability is met", f"in {seeds_met} of {len(positive_counts)} seeds"),
             ]
-        largest_epsilon = epsilon_words(summary.epsilon_of(self.config.method) or None)
+        largest_epsilon = spell_epsilon(summary.epsilon_of(self.config.method) or None)
         rows.append(("largest epsilon", largest_epsilon))
         rows += [
             (kind, f"{leak.clipped_advantage.format_text(number_format='+.3f')} ({leak.name})")

@@ -62,7 +62,7 @@ from secure_apfed.runs.outcome import (
 )
 from secure_apfed.runs.run import PastAlignment, run, share_alignments
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.plugins import list_noted_code, note_code
+from secure_apfed.settings.plugins import list_trusted_code, trust_own_code
 from secure_apfed.settings.privacy import LabelSettings
 
 OnDone: TypeAlias = Callable[[int, int], None]
@@ -534,7 +534,7 @@ def run_tasks(
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
         # A worker refuses user code that no settings named. It has read no settings itself, so it
         # gets the import paths that the caller's settings named.
-        user_modules = list_noted_code()
+        user_modules = list_trusted_code()
         calls = (delayed(_run_task)(*task, user_modules=user_modules) for task in tasks)
         for name, result in parallel(calls):
             result_by_name[name] = result
@@ -548,7 +548,7 @@ def _run_task(name: str, task: Callable[[], _T], *, user_modules: Iterable[str])
     `user_modules`: import paths of the user's own code, which the task may import.
     """
     for import_path in user_modules:
-        note_code(import_path)
+        trust_own_code(import_path)
     return name, task()
 
 

@@ -62,7 +62,7 @@ from secure_apfed.config.plain_yaml import load_text, parse_yaml_value
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.settings import Settings
-from secure_apfed.settings.promises import describe_epsilon, epsilon_words
+from secure_apfed.settings.promises import describe_epsilon, spell_epsilon
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
 DCS_ACCURACY_WEIGHT = 0.5
@@ -293,7 +293,7 @@ def _find_reference_training(tradeoff: TradeOff) -> dict[str, Any]:
     trained by labels, since references have no exchange.
     """
     base = load_config_text(tradeoff.base, source="base", own=True)
-    if not base.train.meets_labels_after:
+    if not base.train.is_exchange_label_free:
         return {}
     training = {"labels": "joint", **JOINT_TRAINING}
     return {f"train.{name}": value for name, value in training.items()}
@@ -511,7 +511,7 @@ class Leaderboard:
             replace(P_HOLM, keys=()),
             *leaks,
             _EPSILON_X_COLUMN,
-            make_visible_column("epsilon_y", "ε_y", epsilon_words),
+            make_visible_column("epsilon_y", "ε_y", spell_epsilon),
             _RELEASES_COLUMN,
             _DCS_COLUMN,
             make_visible_column(

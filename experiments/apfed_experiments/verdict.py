@@ -19,7 +19,12 @@ from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.runs.outcome import count_measured_rows
-from secure_apfed.settings.promises import FIGURES, Promise, epsilon_words, figure_title
+from secure_apfed.settings.promises import (
+    MEANING_BY_EPSILON,
+    Promise,
+    format_epsilon_title,
+    spell_epsilon,
+)
 from secure_apfed.settings.run import RunSettings
 
 if TYPE_CHECKING:
@@ -91,7 +96,7 @@ def _describe_guarantees(config: RunSettings, guarantees: Sequence[Promise]) -> 
         if promise.state == "no guarantee"
     ]
     unsent_texts = [
-        f"{FIGURES[promise.figure][0]} ({promise.why or 'nothing of that kind leaves'})"
+        f"{MEANING_BY_EPSILON[promise.figure][0]} ({promise.why or 'nothing of that kind leaves'})"
         for promise in guarantees
         if promise.state == "nothing is sent"
     ]
@@ -120,7 +125,7 @@ def _name_protection(config: RunSettings, guarantee: Promise) -> str:
     if guarantee.figure == "epsilon_x" and config.method.representation_sender == "passives":
         owner = "each passive"
         reader = "the active"
-    return f"{FIGURES[guarantee.figure][0]} of {owner}, from {reader}"
+    return f"{MEANING_BY_EPSILON[guarantee.figure][0]} of {owner}, from {reader}"
 
 
 def _describe_sum(config: RunSettings) -> str:
@@ -130,7 +135,7 @@ def _describe_sum(config: RunSettings) -> str:
     sum_class = find_sum_class(config.secure_sum)
     if sum_class.unsafe:
         return f"The sum ({sum_class.name}) hides nothing from the aggregator. "
-    if not config.data.horizontal and view_count(config.data) == 2:
+    if not config.data.is_horizontal and view_count(config.data) == 2:
         return "There is one passive, so its sum is its own contribution. "
     return f"The secure sum ({sum_class.name}) hides single contributions. "
 
@@ -258,7 +263,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     role = str(party.roles[name])
     guarantees = party.own.list_promises(party.config, role)
     guarantees_text = "; ".join(
-        f"{promise.format_title(fixed=True)}: {promise.sentence}" for promise in guarantees
+        f"{promise.format_title(names_fixed_part=True)}: {promise.sentence}" for promise in guarantees
     )
     sent_bytes = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
     headlines = make_headlines(party.attacks or ())
@@ -295,7 +300,7 @@ def describe_seeds(results: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     config = results.config
     summary = results.summary
     epsilon_name = config.method.epsilon_name
-    largest_epsilon_text = epsilon_words(summary.epsilon_of(config.method) or None)
+    largest_epsilon_text = spell_epsilon(summary.epsilon_of(config.method) or None)
     if summary.gain is not None:
         gain_text = summary.gain.sentence
     elif config.dp_sgd is not None:
@@ -311,7 +316,7 @@ def describe_seeds(results: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     return (
         VerdictLine(
             PROTECTION_TITLE,
-            f"{figure_title(epsilon_name)}: {largest_epsilon_text}, the largest of "
+            f"{format_epsilon_title(epsilon_name)}: {largest_epsilon_text}, the largest of "
             f"{summary.seeds} seeds. "
             f"{_describe_sum(config)}Cost: {words.format_size(summary.wire_bytes)} sent a run.",
         ),

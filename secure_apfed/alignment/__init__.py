@@ -47,17 +47,18 @@ def check_alignment(settings: AlignmentSettings) -> None:
     """
     # Called for its ConfigError: date formats that are ambiguous.
     make_id_rules(settings)
-    if settings.backend not in SET_INTERSECTIONS:
+    if settings.selected_protocol not in SET_INTERSECTIONS:
         names = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
         raise ValueError(
             f"protocol: no set intersection is called {settings.protocol!r}; there are: {names}"
         )
-    backend = SET_INTERSECTIONS[settings.backend]
+    backend = SET_INTERSECTIONS[settings.selected_protocol]
     max_size = backend.find_largest_size()
     # A resumable protocol divides IDs into buckets, and takes memory for one bucket only.
     if settings.maximum_ids > max_size and not issubclass(backend, ResumableIntersection):
         raise ValueError(
-            f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
+            f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to "
+            f"{settings.selected_protocol} "
             f"would have others take more than {MAX_ANNOUNCED_BYTES / 2**30:g} GiB; say "
             f"{max_size:,} at most, or protocol: ot, which takes such sets in parts"
         )
@@ -135,7 +136,7 @@ def make_intersection(
         sizes=sizes or {},
     )
     admit = partial(admit_run, settings, session=session)
-    return SET_INTERSECTIONS[settings.backend](
+    return SET_INTERSECTIONS[settings.selected_protocol](
         agreement, threads=settings.threads, progress=progress, check_admission=admit
     )
 
@@ -148,7 +149,7 @@ def max_guesses(settings: AlignmentSettings) -> Guesses:
     in place of the padding, so their limits are above `maximum_ids`.
     """
     max_id_count = settings.maximum_ids
-    backend = SET_INTERSECTIONS[settings.backend]
+    backend = SET_INTERSECTIONS[settings.selected_protocol]
     if not issubclass(backend, ResumableIntersection):
         return backend.max_guesses(max_id_count)
     bucket_count = choose_bucket_count(max_id_count)

@@ -597,7 +597,7 @@ class _IntersectingParty:
             encoding="digests of ids v1",
             output=Output.HUB_ROWS,
         )
-        backend = SET_INTERSECTIONS[self._settings.backend]
+        backend = SET_INTERSECTIONS[self._settings.selected_protocol]
         assert issubclass(backend, ResumableIntersection)
         protocol = backend(
             bucket_agreement,

@@ -32,7 +32,7 @@ _MAX_RUN_NAME_LENGTH = 200
 
 # Suffix of the name of a party's ledger of private updates (DP-SGD).
 UPDATES = "+updates"
-# Name of the epsilon of a party's releases; see `secure_apfed.settings.promises.FIGURES`.
+# Name of the epsilon of a party's releases; see `promises.MEANING_BY_EPSILON`.
 ReleaseEpsilonName: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
 # Roles that are parties of every contract, and the passives' settings for those not named.
 RESERVED = ("aggregator", "dealer", "default")

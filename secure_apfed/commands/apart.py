@@ -590,7 +590,7 @@ def _show_log_summary(summary: "LogSummary") -> None:
     """Print the summary of a party's audit log as two tables: facts about the log, and how many
     envelopes (messages with headers) it sent and received.
     """
-    from secure_apfed.settings.promises import epsilon_words, figure_title
+    from secure_apfed.settings.promises import format_epsilon_title, spell_epsilon
 
     if summary.figure is None:
         epsilon_row = (
@@ -598,7 +598,10 @@ def _show_log_summary(summary: "LogSummary") -> None:
             "none: no ledger counts what it sent, so nothing is promised of it",
         )
     else:
-        epsilon_row = f"{figure_title(summary.figure)}, last", epsilon_words(summary.epsilon)
+        epsilon_row = (
+            f"{format_epsilon_title(summary.figure)}, last",
+            spell_epsilon(summary.epsilon),
+        )
     rows = [
         ("party", summary.party),
         ("identity", summary.identity),

@@ -240,7 +240,7 @@ def _forecast_run(
         "departures".
     """
     from secure_apfed.planning.forecast import forecast
-    from secure_apfed.settings.protection import find_departures
+    from secure_apfed.settings.protection import find_weakened_settings
 
     if includes_baselines:
         from apfed_experiments.baselines import estimate_baseline_seconds
@@ -250,7 +250,7 @@ def _forecast_run(
         )
     else:
         run_forecast = forecast(config, shape_by_party)
-    departures = find_departures(config)
+    departures = find_weakened_settings(config)
     if not is_quiet:
         terminal.show_forecast(config.name, run_forecast, links=shows_links)
         terminal.show_departures(departures)
@@ -403,7 +403,7 @@ def check_encoder(
     from secure_apfed.learning.descent import Compute
 
     config = load_config(config_file, overrides=overrides or (), own=True)
-    if config.labels_are_private:
+    if config.are_labels_private:
         raise ConfigError(
             "data check-encoder fits classifiers to the true training labels, which labels and "
             "dp_sgd keep private; leave both out here, and show its figures to nobody who may not "

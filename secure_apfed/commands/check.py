@@ -248,12 +248,12 @@ class Checks:
         run several parties. Raises ConfigError: a limit is exceeded.
         """
         from secure_apfed.organisations.party import require_own_limits
-        from secure_apfed.settings.protection import find_departures
+        from secure_apfed.settings.protection import find_weakened_settings
 
         require_own_limits(self.file, self.config)
-        for departure in find_departures(self.config):
+        for departure in find_weakened_settings(self.config):
             consequence = f"protects {departure.whom}: {departure.means}"
-            text = f"{departure.value}, {departure.usual}; {consequence}"
+            text = f"{departure.value}, {departure.default_phrase}; {consequence}"
             yield Finding("limits", departure.setting, "optional", text)
         conflicts = self.sealed.proposal_document.conflicts if self.sealed else ()
         for organisation, conflict in conflicts:

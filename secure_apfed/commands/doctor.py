@@ -21,7 +21,7 @@ from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, find_dataset_file
 from secure_apfed.errors import DataError
-from secure_apfed.settings.plugins import GROUPS, list_declared
+from secure_apfed.settings.plugins import ENTRY_POINT_GROUPS, list_installed_plugins
 
 _OLDEST_PYTHON = (3, 11)
 # distribution -> (module, what it is for); a run needs these.
@@ -209,8 +209,8 @@ def _check_accelerator() -> Iterator[Finding]:
 
 def _list_plugins() -> Iterator[Finding]:
     """Yield the plug-ins that installed packages declare; nothing is imported."""
-    for kind in GROUPS:
-        for name, code in sorted(list_declared(kind).items()):
+    for kind in ENTRY_POINT_GROUPS:
+        for name, code in sorted(list_installed_plugins(kind).items()):
             yield Finding("plug-ins", f"{kind}: {name}", "ok", code)
 
 

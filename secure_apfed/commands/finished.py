@@ -53,11 +53,11 @@ def _import_networks(encoder: str | None, head: str | None) -> dict[str, Any]:
 
     `encoder`, `head`: MODULE:NAME of the code; None: the run's network is a built-in one.
     """
-    from secure_apfed.settings.plugins import import_code
+    from secure_apfed.settings.plugins import import_callable
 
     names = {"encoder": encoder, "head": head}
     return {
-        option: import_code(name, key=f"--{option}")
+        option: import_callable(name, setting=f"--{option}")
         for option, name in names.items()
         if name is not None
     }
@@ -71,14 +71,14 @@ def _import_passive_networks(assignments: Sequence[str]) -> dict[str, Any]:
     Raises ConfigError: a text has another form, or its code cannot be imported.
     """
     from secure_apfed.errors import ConfigError
-    from secure_apfed.settings.plugins import import_code
+    from secure_apfed.settings.plugins import import_callable
 
     network_by_passive = {}
     for text in assignments:
         passive, equals, name = text.partition("=")
         if not equals or not passive:
             raise ConfigError(f"--passive-encoder: expected PASSIVE=MODULE:NAME, got {text!r}")
-        network_by_passive[passive] = import_code(name, key=f"--passive-encoder {passive}")
+        network_by_passive[passive] = import_callable(name, setting=f"--passive-encoder {passive}")
     return network_by_passive
 
 
@@ -471,7 +471,7 @@ def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[
     Then follow epsilon_x (the cost of representations) by other accountants, and the costs that
     passives in processes of their own report for their messages.
     """
-    from secure_apfed.settings.promises import NO_ACCOUNT, promise_of_account
+    from secure_apfed.settings.promises import NO_PRIVACY_SPENT, derive_guarantee
 
     for promise in result.promises:
         yield promise.format_title(), promise.sentence
@@ -480,12 +480,12 @@ def _list_privacy_rows(config: "Config", result: "RunResult") -> Iterator[tuple[
             yield f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}"
     for passive, statement in result.stated.items():
         costs = ", ".join(
-            f"{account['figure']} {promise_of_account(account).text}"
+            f"{account['figure']} {derive_guarantee(account).text}"
             for account in statement["accounts"]
         )
         has_reported = statement["step"] is not None
         source = "signed" if has_reported else "it never said"
-        yield f"stated by {passive}", f"{costs or NO_ACCOUNT}, {source}"
+        yield f"stated by {passive}", f"{costs or NO_PRIVACY_SPENT}, {source}"
 
 
 def _list_departure_rows(config: "Config", folder: Path) -> Iterator[tuple[str, str]]:

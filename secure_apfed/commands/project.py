@@ -500,7 +500,7 @@ def _show_proposal(
     Raises ConfigError: such a run would not start.
     """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
-    from secure_apfed.settings.protection import find_departures
+    from secure_apfed.settings.protection import find_weakened_settings
 
     link_traffic = _forecast_link_traffic(proposal, config, own_shape)
     # `apart`: each party runs in a process of its own.
@@ -519,7 +519,7 @@ def _show_proposal(
             if coalition.holds_for(facts)
         ],
     }
-    departures = find_departures(config)
+    departures = find_weakened_settings(config)
     organisations = list(_describe_organisations(proposal))
     if as_json:
         terminal.print_json(
@@ -614,8 +614,8 @@ def _describe_request(
     if proposal.server is not None:
         yield "engine", _describe_engine(proposal)
     if party in proposal.list_names("active", "passive"):
-        labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
-        ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
+        labels = f", labels in {data.label_column}" if data.has_labels(party) else ""
+        ids = ", ".join(data.find_id_columns(party)) if data.parties else data.id_column
         yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
         table_text = "nothing about it is disclosed (--table)"
         if not data.parties:

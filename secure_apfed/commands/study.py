@@ -274,9 +274,9 @@ def _check_names(chosen_names: Sequence[str] | None, known_names: Sequence[str])
     """
     for name in chosen_names or ():
         if name not in known_names:
-            from secure_apfed.settings import unknown_name
+            from secure_apfed.settings import describe_unknown_name
 
-            raise typer.BadParameter(unknown_name(name, known_names))
+            raise typer.BadParameter(describe_unknown_name(name, known_names))
 
 
 @app.command()

@@ -12,7 +12,7 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from secure_apfed.base.names import check_parties
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings.data import TABLES, DataSettings
+from secure_apfed.settings.data import OWN_TABLES, DataSettings
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.training import PassiveSettings
@@ -117,7 +117,7 @@ class Config(RunSettings):
 
         Raises ValueError: the settings ask for a split by class.
         """
-        if not self.labels_are_private or self.data.dataset != TABLES:
+        if not self.are_labels_private or self.data.dataset != OWN_TABLES:
             return self
         if "split" in self.data.model_fields_set and self.data.split == "by_class":
             raise ValueError(

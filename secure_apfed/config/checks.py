@@ -16,8 +16,8 @@ from secure_apfed.measures.table import MEASURES, list_measure_names
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
 from secure_apfed.privacy.defences import take_defence
 from secure_apfed.privacy.guard import GUARDS
-from secure_apfed.settings import unknown_name
-from secure_apfed.settings.data import TABLES, DataSettings
+from secure_apfed.settings import describe_unknown_name
+from secure_apfed.settings.data import OWN_TABLES, DataSettings
 from secure_apfed.settings.run import RunSettings
 
 
@@ -26,7 +26,7 @@ def _find_measure(name: str) -> str:
     nearest.
     """
     if name not in MEASURES:
-        raise ConfigError(unknown_name(name, MEASURES))
+        raise ConfigError(describe_unknown_name(name, MEASURES))
     return name
 
 
@@ -53,12 +53,14 @@ def _check_data(data: DataSettings) -> DataSettings:
 
 
 CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "task": lambda name: TASKS.take_name(name, key="task"),
+    "task": lambda name: TASKS.import_entry(name, setting="task"),
     "measure": _find_measure,
     "alignment": _return_after_check(check_alignment),
     "data": _check_data,
     "secure_sum": _return_after_check(find_sum_class),
-    "guard": _return_after_check(lambda guard: GUARDS.take_name(guard.mechanism, key="mechanism")),
+    "guard": _return_after_check(
+        lambda guard: GUARDS.import_entry(guard.mechanism, setting="mechanism")
+    ),
     "defences": _return_after_check(lambda choices: [*map(take_defence, choices)]),
 }
 """Checks of a run's settings, by name of the section or setting.
@@ -75,10 +77,10 @@ def import_named_plugins(config: RunSettings) -> None:
     """
     from secure_apfed.methods import METHODS
 
-    METHODS.take_name(config.method.name, key="method")
+    METHODS.import_entry(config.method.name, setting="method")
     for name in config.method.labeller_names:
         take_labeller(name)
-    TASKS.take_name(config.task, key="task")
+    TASKS.import_entry(config.task, setting="task")
     take_dataset(config.data)
     config.note_attacks()
     CHECKS["guard"](config.guard)
@@ -94,7 +96,7 @@ def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:
     task_type = TASKS.get(task or "")
     if task_type is None or not task_type.learns_numbers:
         return data
-    if data.dataset != TABLES or data.classes:
+    if data.dataset != OWN_TABLES or data.classes:
         return data
     return data.model_copy(update={"classes": "numbers"})
 
@@ -113,7 +115,7 @@ def _list_problems(config: RunSettings) -> Iterator[str]:
     task = TASKS[config.task]
     has_numeric_labels = labels_are_numbers(config.data)
     parties = config.data.parties or {}
-    if config.data.dataset == TABLES and config.method.has_passives and len(parties) < 2:
+    if config.data.dataset == OWN_TABLES and config.method.has_passives and len(parties) < 2:
         yield (
             f"data.parties: method {config.method.name} needs at least two parties, got "
             f"{', '.join(parties)}; add those that help, or choose a method without passives"

@@ -26,7 +26,7 @@ from secure_apfed.config.plain_yaml import (
     parse_yaml_value,
 )
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import Settings, did_you_mean
+from secure_apfed.settings import Settings, suggest_name
 from secure_apfed.settings.plugins import reading_settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -185,7 +185,7 @@ def _describe_unknown_key(
     suggestion = (
         _suggest_section(settings_class, str(name), value=detail["input"]) if not parents else ""
     )
-    suggestion = suggestion or did_you_mean(str(name), known_keys)
+    suggestion = suggestion or suggest_name(str(name), known_keys)
     hint = f"; {suggestion}" if suggestion else "."
     return f"is an unknown key{hint} Known here: {', '.join(known_keys)}"
 
@@ -255,7 +255,7 @@ def _suggest_choice(value: Any, details: list[ErrorDetails]) -> str:
             choices_text = str(detail.get("ctx", {}).get(key, ""))
             choices += choices_text.replace(" or ", ",").split(",")
     names = filter(None, (choice.strip(" '") for choice in choices))
-    suggestion = did_you_mean(str(value), names, cutoff=0.7)
+    suggestion = suggest_name(str(value), names, cutoff=0.7)
     return f"; {suggestion}" if suggestion else ""
 
 
@@ -465,7 +465,7 @@ def _validate(
     """
     try:
         # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
-        with reading_settings(own=own):
+        with reading_settings(are_own=own):
             return cls.model_validate_json(json.dumps(raw_settings, default=str), strict=True), []
     except ValidationError as error:
         return None, describe_errors(cls, error, raw_settings)

@@ -31,7 +31,7 @@ from secure_apfed.base.peer_text import escape_text
 if TYPE_CHECKING:
     from secure_apfed.base.phases import Phases
     from secure_apfed.planning.forecast import Forecast, TrafficForecast
-    from secure_apfed.settings.protection import Departure
+    from secure_apfed.settings.protection import WeakenedSetting
 
 INTERRUPTED_EXIT_CODE = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
@@ -347,7 +347,7 @@ def _show_intersections(forecast: "Forecast") -> None:
     )
 
 
-def show_departures(weakened_settings: Sequence["Departure"]) -> None:
+def show_departures(weakened_settings: Sequence["WeakenedSetting"]) -> None:
     """Print a table of the settings that protect less than by default, or that there are none.
 
     `weakened_settings`: these settings.
@@ -355,7 +355,7 @@ def show_departures(weakened_settings: Sequence["Departure"]) -> None:
     title = "\nProtects less than by default"
     if weakened_settings:
         columns = ("setting", "is", "default", "protects", "consequence")
-        show_rows(title, columns, [departure.row for departure in weakened_settings])
+        show_rows(title, columns, [departure.table_row for departure in weakened_settings])
     else:
         show_rows(f"{title}: nothing", (), [])
 

@@ -30,9 +30,9 @@ from secure_apfed.data.files import (
 )
 from secure_apfed.data.sessions import SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.settings import unknown_name
-from secure_apfed.settings.data import BUILT_IN_ACTIVE, TABLES, DataSettings
-from secure_apfed.settings.plugins import PluginTable, find_code_name
+from secure_apfed.settings import describe_unknown_name
+from secure_apfed.settings.data import BUILT_IN_ACTIVE_NAME, OWN_TABLES, DataSettings
+from secure_apfed.settings.plugins import PluginTable, find_import_path
 
 _TEN = tuple("0123456789")
 _FASHION_CLASSES = (
@@ -373,7 +373,7 @@ def _require_dataset(dataset: Any, code: str) -> DataSet:
 
 
 DATASETS: PluginTable[DataSet] = PluginTable(
-    {entry.name: entry for entry in _SETS}, kind="datasets", prepare=_require_dataset
+    {entry.name: entry for entry in _SETS}, plugin_kind="datasets", make_entry=_require_dataset
 )
 
 
@@ -383,7 +383,9 @@ def find_dataset(name: str) -> DataSet:
     Raises ConfigError: there is no such entry; the error names the most similar one.
     """
     if name not in DATASETS:
-        raise ConfigError(f"dataset: {unknown_name(name, (*DATASETS.list_names(), TABLES))}")
+        raise ConfigError(
+            f"dataset: {describe_unknown_name(name, (*DATASETS.list_names(), OWN_TABLES))}"
+        )
     return DATASETS[name]
 
 
@@ -396,9 +398,9 @@ def take_dataset(settings: DataSettings) -> DataSettings:
     Raises ConfigError: another party named the plug-in's code, which is not imported then.
     """
     name = settings.dataset
-    if name == TABLES or name in DATASETS or find_code_name(name, "datasets") is None:
+    if name == OWN_TABLES or name in DATASETS or find_import_path(name, "datasets") is None:
         return settings  # `find_dataset` reports unknown names, with a suggestion
-    dataset_name = DATASETS.take_name(name, key="dataset")
+    dataset_name = DATASETS.import_entry(name, setting="dataset")
     return settings.model_copy(update={"dataset": dataset_name})
 
 
@@ -442,16 +444,16 @@ def fetch_dataset(
 
 def labels_are_numbers(settings: DataSettings) -> bool:
     """Return whether the labels of the configured data are numbers to predict, not classes."""
-    if settings.dataset == TABLES:
+    if settings.dataset == OWN_TABLES:
         return settings.classes == "numbers"
     return find_dataset(settings.dataset).numeric_labels
 
 
 def view_count(settings: DataSettings) -> int:
     """Return the number of parties with features that the settings make."""
-    if settings.dataset == TABLES:
+    if settings.dataset == OWN_TABLES:
         return len(settings.parties or ())
-    if settings.horizontal:
+    if settings.is_horizontal:
         return settings.clients or 4
     if settings.columns is not None:
         return len(settings.columns)
@@ -462,7 +464,7 @@ def view_count(settings: DataSettings) -> int:
 
 def view_names(settings: DataSettings) -> tuple[str, ...]:
     """Return the names of the views that columns are cut into, in order; empty for images."""
-    if settings.dataset == TABLES:
+    if settings.dataset == OWN_TABLES:
         return tuple(settings.view_columns or ())
     return settings.explicit_views or tuple(find_dataset(settings.dataset).natural_views)
 
@@ -473,7 +475,7 @@ def party_names(settings: DataSettings) -> tuple[str, ...]:
     Parties of a built-in set are called "active", "passive-1", "passive-2" and so on, unless the
     settings name them under `columns`.
     """
-    if settings.dataset == TABLES:
+    if settings.dataset == OWN_TABLES:
         names: Iterable[str] = settings.parties or {}
     elif settings.columns is not None:
         names = settings.columns
@@ -504,7 +506,7 @@ def _list_given_keys(settings: DataSettings, *keys: str) -> str:
 
 def _list_problems(settings: DataSettings) -> Iterator[str]:
     """Yield the faults of data settings, each as the text of an error."""
-    if settings.dataset == TABLES:
+    if settings.dataset == OWN_TABLES:
         yield from _list_table_problems(settings)
     else:
         yield from _list_dataset_problems(settings)
@@ -519,8 +521,8 @@ def _list_problems(settings: DataSettings) -> Iterator[str]:
                 f"rows_per_class: the labels of {settings.dataset} are numbers and no classes; say "
                 "rows"
             )
-        if settings.horizontal or settings.labels_at:
-            alternative = "partition" if settings.horizontal else "labels_at"
+        if settings.is_horizontal or settings.labels_at:
+            alternative = "partition" if settings.is_horizontal else "labels_at"
             yield (
                 f"{alternative}: labels that are numbers are the active's alone; take partition: "
                 "vertical without labels_at"
@@ -532,15 +534,15 @@ def _list_table_problems(settings: DataSettings) -> Iterator[str]:
     prepared_keys = ("views", "columns", "clients", "rows", "rows_per_class", "aligned")
     if misplaced := _list_given_keys(settings, *prepared_keys):
         yield (
-            f"dataset: {TABLES} takes its views from parties and view_columns, and people as "
+            f"dataset: {OWN_TABLES} takes its views from parties and view_columns, and people as "
             f"they are; leave {misplaced} out"
         )
     parties = settings.parties or {}
     if not parties:
-        yield f"dataset: {TABLES} needs an entry in parties for each party"
+        yield f"dataset: {OWN_TABLES} needs an entry in parties for each party"
     if settings.active not in parties:
         yield f"active: {settings.active!r} is not one of parties: {', '.join(parties)}"
-    if (settings.horizontal or settings.labels_at) and settings.classes is None:
+    if (settings.is_horizontal or settings.labels_at) and settings.classes is None:
         yield (
             "classes: several parties hold labels, and must number them alike; list the classes, "
             "as classes: ['no', 'yes']"
@@ -552,7 +554,7 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
     dataset = find_dataset(settings.dataset)
     name = settings.dataset
     if misplaced := _list_given_keys(settings, "parties", "classes", "view_columns"):
-        yield f"{misplaced} belong to dataset: {TABLES}, not to {name}"
+        yield f"{misplaced} belong to dataset: {OWN_TABLES}, not to {name}"
     known = dataset.natural_views
     named = settings.explicit_views
     if set(named) - set(known) or len(set(named)) != len(named):
@@ -560,7 +562,7 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
             f"views: expected different ones of {', '.join(known) or 'none'}, which {name} has; "
             f"got {', '.join(named)}"
         )
-    if settings.horizontal:
+    if settings.is_horizontal:
         vertical_keys = ["active_view", "columns", "overlap", "aligned"]
         # Names of views choose features, which a horizontal partition allows. A number of views
         # says into how many parts features are cut, which it does not.
@@ -575,7 +577,7 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
     elif settings.columns is not None:
         if dataset.height is not None:
             yield f"{name} holds images, which views cut; columns are for tables"
-        if BUILT_IN_ACTIVE not in settings.columns or view_count(settings) < 2:
+        if BUILT_IN_ACTIVE_NAME not in settings.columns or view_count(settings) < 2:
             yield "columns needs an entry for active and one for each passive, such as passive-1"
         if settings.views is not None:
             yield "give columns or views, not both"

@@ -38,7 +38,7 @@ from secure_apfed.data.partition import (
 )
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
-from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
+from secure_apfed.settings.data import OWN_TABLES, DataSettings, ViewColumns
 
 
 @isolate_torch_modes()
@@ -50,7 +50,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     the encoding fitted to the active's training rows, so that their features have the same meaning.
     """
     check_data(settings)
-    if settings.dataset == TABLES:
+    if settings.dataset == OWN_TABLES:
         return load_tables(settings, seed=seed)
     return _cut_built_in_set(settings, seed=seed)
 
@@ -72,7 +72,7 @@ def _cut_built_in_set(settings: DataSettings, *, seed: int) -> VerticalData:
     tables: list[PartyTable] = []
     for name, rows, features, encoding, views in _encode_parties(pool, dataset, settings, people):
         labels = None
-        if settings.holds_labels(name):
+        if settings.has_labels(name):
             if targets is None:
                 labels = torch.from_numpy(people.list_labels(name, rows))
             else:
@@ -98,7 +98,7 @@ def _cut_built_in_set(settings: DataSettings, *, seed: int) -> VerticalData:
         test_rows=test_rows,
         labelled=labelled,
         labels_at=settings.labels_at,
-        horizontal=settings.horizontal,
+        horizontal=settings.is_horizontal,
     )
 
 
@@ -135,7 +135,7 @@ class _People:
         else:
             train, self._test = np.split(np.arange(len(labels_N)), [pool.official_train])
         self._active, *passives = names = party_names(settings)
-        if settings.horizontal:
+        if settings.is_horizontal:
             rows_by_client = deal_clients(
                 labels_N, train, clients=len(names), limit=settings.limit, seed=seed
             )
@@ -157,7 +157,7 @@ class _People:
         All parties have the test rows; in a horizontal partition only the active has them.
         """
         rows = self.train[party]
-        if party == self._active or not self._settings.horizontal:
+        if party == self._active or not self._settings.is_horizontal:
             rows = np.concatenate([rows, self._test])
         return make_generator(self._seed, f"order of {party}").permutation(rows)
 
@@ -253,10 +253,10 @@ def _encode_parties(
         strips = cut_strips(
             (channels, height, width),
             pool.maximum,
-            views=1 if settings.horizontal else len(names),
+            views=1 if settings.is_horizontal else len(names),
             active_view=settings.active_view,
         )
-        if settings.horizontal:  # all parties have the only strip, which is the whole image
+        if settings.is_horizontal:  # all parties have the only strip, which is the whole image
             strips *= len(names)
         for name, strip in zip(names, strips, strict=True):
             rows = people.list_rows(name)
@@ -268,7 +268,7 @@ def _encode_parties(
     encoding: ColumnEncoding | None = None
     for name in names:
         rows = people.list_rows(name)
-        if encoding is None or not settings.horizontal:
+        if encoding is None or not settings.is_horizontal:
             is_active = name == names[0]
             fitted_rows = people.train[name] if is_active else rows
             encoding = fit_views(
@@ -302,7 +302,7 @@ def _split_columns(
         for name in settings.explicit_views or dataset.natural_views
     }
     names = party_names(settings)
-    if settings.horizontal:
+    if settings.is_horizontal:
         return dict.fromkeys(names, natural)
     order = list(natural)
     order.insert(0, order.pop(settings.active_view - 1))  # the active's view goes first

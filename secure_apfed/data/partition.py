@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from secure_apfed.base.seeds import derive_seed
 from secure_apfed.data.labels import UNLABELLED
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.settings.data import BUILT_IN_ACTIVE
+from secure_apfed.settings.data import BUILT_IN_ACTIVE_NAME
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -148,7 +148,7 @@ def cut_columns(
 
     Raises ConfigError: a party has no column, a column is unknown, or a column is listed twice.
     """
-    parties = {BUILT_IN_ACTIVE: chosen[BUILT_IN_ACTIVE]} | dict(chosen)
+    parties = {BUILT_IN_ACTIVE_NAME: chosen[BUILT_IN_ACTIVE_NAME]} | dict(chosen)
     names_by_party = {
         party: tuple(_find_column(available, column, party) for column in columns)
         for party, columns in parties.items()

@@ -98,8 +98,8 @@ from secure_apfed.data.row_sources import (
     make_code_rows,
 )
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
-from secure_apfed.settings.data import OWN_ROWS, TABLES, DataSettings, ViewColumns
-from secure_apfed.settings.plugins import import_code, require_owner
+from secure_apfed.settings.data import OWN_TABLES, ROWS_BY_OWN_CODE, DataSettings, ViewColumns
+from secure_apfed.settings.plugins import import_callable, require_trusted_code
 
 # Fewer rows are not searched for suspect columns: small tables match by chance.
 _MIN_ROWS = 20
@@ -361,10 +361,10 @@ def _load_raw_table(
     party_settings = (settings.parties or {})[name]
     if party_settings.rows is not None:
         return _load_rows(settings, name, faults, make_rows)
-    label_column = settings.label_column if settings.holds_labels(name) else None
+    label_column = settings.label_column if settings.has_labels(name) else None
     frame = _open_frame(settings, name)
     advice = _make_advice(settings, name)
-    not_features = settings.id_columns(name)
+    not_features = settings.find_id_columns(name)
     if label_column is not None:
         not_features = (*not_features, label_column)
     chosen = _choose_columns(frame, settings, name, not_features=not_features, faults=faults)
@@ -372,7 +372,7 @@ def _load_raw_table(
         is_listed = column in (party_settings.categorical or ())
         if is_csv(frame) and party_settings.encoding is None and not is_listed:
             frame[column] = _mask_empty_words(frame[column], advice=advice)
-    if settings.missing_at(name) == "drop":
+    if settings.find_missing_rule(name) == "drop":
         frame = _drop_empty(frame, chosen, advice=advice, called=party_settings.table_name)
     identified = _extract_ids_and_labels(frame, settings, name, faults)
     for column in {*frame.columns} - {*chosen.all}:
@@ -400,10 +400,10 @@ def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
     Raises DataError: the table has no rows, or lacks a column that the settings name.
     """
     party_settings = (settings.parties or {})[name]
-    labels = (settings.label_column,) if settings.holds_labels(name) else ()
+    labels = (settings.label_column,) if settings.has_labels(name) else ()
     # Cells such as "NA" may be categories or labels here, but count as empty among IDs.
     words = (*labels, *(party_settings.categorical or ()))
-    texts = (*settings.id_columns(name), *words)
+    texts = (*settings.find_id_columns(name), *words)
     table = open_table(settings, name)
     if not is_mapped(settings, name):
         frame = load_frame(
@@ -436,7 +436,7 @@ def _load_rows(
     Raises DataError: labels are missing, or IDs, rows and labels differ in number.
     """
     party_settings = (settings.parties or {})[name]
-    has_labels = settings.holds_labels(name)
+    has_labels = settings.has_labels(name)
     called = party_settings.table_name if party_settings.has_table else str(party_settings.rows)
     table: _IdsAndLabels | None = None
     frame: pd.DataFrame | None = None
@@ -514,8 +514,8 @@ def _extract_ids_and_labels(
     of faulty IDs the row's number, so that the other columns can still be examined.
     """
     party_settings = (settings.parties or {})[name]
-    label_column = settings.label_column if settings.holds_labels(name) else None
-    id_columns = settings.id_columns(name)
+    label_column = settings.label_column if settings.has_labels(name) else None
+    id_columns = settings.find_id_columns(name)
     labels: tuple[str | None, ...] = (None,) * len(frame)
     with faults.gather_faults():
         labels = _extract_labels(frame, label_column, settings, party=name)
@@ -528,8 +528,8 @@ def _extract_ids_and_labels(
 
 def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> list[str]:
     """Return the names of the columns that are not IDs, labels or ignored by the party `name`."""
-    used = {*settings.id_columns(name), *(settings.parties or {})[name].ignore}
-    if settings.holds_labels(name):
+    used = {*settings.find_id_columns(name), *(settings.parties or {})[name].ignore}
+    if settings.has_labels(name):
         used.add(settings.label_column)
     return [str(column) for column in frame.columns if column not in used]
 
@@ -538,7 +538,7 @@ def _are_images(settings: DataSettings, name: str) -> bool:
     """Return whether the rows of the party `name` are the images of a folder."""
     party_settings = (settings.parties or {})[name]
     return (
-        party_settings.rows_code is None
+        party_settings.rows_import_path is None
         and resolve_party_path(settings, Path(party_settings.rows or "")).is_dir()
     )
 
@@ -569,22 +569,22 @@ def _open_rows(
     """
     party_settings = (settings.parties or {})[name]
     source = party_settings.rows
-    has_labels = settings.holds_labels(name)
+    has_labels = settings.has_labels(name)
     assert source is not None
     if _are_images(settings, name):
         return OwnRows(features=_open_images(settings, name, Path(source), frame))
     key = f"data.parties.{name}.rows"
-    if party_settings.rows_code is None:
+    if party_settings.rows_import_path is None:
         path = resolve_party_path(settings, Path(source))
         return load_array_rows(path, party=name, has_table=table is not None, has_labels=has_labels)
     if make_rows is None:
-        if source == OWN_ROWS:
+        if source == ROWS_BY_OWN_CODE:
             raise ConfigError(
                 f"{key}: it is own, and no code is named here; {name} names it in its own file, as "
                 'code: {rows: "my_data:make_rows"}'
             )
-        require_owner(source, key=key, noted=True)
-        make_rows = import_code(source, key=key)
+        require_trusted_code(source, setting=key, only_earlier_settings=True)
+        make_rows = import_callable(source, setting=key)
     ids = None if table is None else table.ids
     return make_code_rows(make_rows, party=name, ids=ids, has_labels=has_labels)
 
@@ -618,7 +618,7 @@ def _make_advice(settings: DataSettings, name: str) -> Advice:
         "numeric": party_settings.numeric or (),
         "categorical": party_settings.categorical or (),
         "ignore": party_settings.ignore,
-        "date_formats": settings.date_formats_at(name),
+        "date_formats": settings.find_date_formats(name),
     }
     return Advice(name, lists)
 
@@ -631,8 +631,8 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
     """
     party_settings = (settings.parties or {})[name]
     named = {
-        "id_column": settings.id_columns(name),
-        "label_column": (settings.label_column,) if settings.holds_labels(name) else (),
+        "id_column": settings.find_id_columns(name),
+        "label_column": (settings.label_column,) if settings.has_labels(name) else (),
         "categorical": party_settings.categorical or (),
         "numeric": party_settings.numeric or (),
         "ignore": party_settings.ignore,
@@ -786,7 +786,7 @@ def _choose_columns(
     """
     party_settings = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
-    formats = settings.date_formats_at(name)
+    formats = settings.find_date_formats(name)
     lists = {
         "numeric": party_settings.numeric or (),
         "categorical": party_settings.categorical or (),
@@ -801,7 +801,7 @@ def _choose_columns(
             "names it beside another list"
         )
     faulty_columns = set[str]()
-    if settings.holds_labels(name) and settings.label_column in listed:
+    if settings.has_labels(name) and settings.label_column in listed:
         listed.remove(settings.label_column)
         faulty_columns.add(settings.label_column)
         faults.add_error(_make_label_as_feature_error(settings.label_column, lists, advice=advice))
@@ -831,7 +831,7 @@ def _choose_columns(
         faulty_columns |= _check_categories(
             frame, checked, advice=advice, max_categories=max_categories, faults=faults
         )
-    if not settings.holds_labels(name) and settings.label_column in (*numeric, *categorical):
+    if not settings.has_labels(name) and settings.label_column in (*numeric, *categorical):
         faulty_columns.add(settings.label_column)
         faults.add_error(_make_label_at_passive_error(settings.label_column, advice=advice))
     return _ColumnChoice(tuple(numeric), tuple(categorical), frozenset(faulty_columns))
@@ -1096,7 +1096,7 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
         **vars(active_data),
         passives=tuple(passives),
         labels_at=settings.labels_at,
-        horizontal=settings.horizontal,
+        horizontal=settings.is_horizontal,
     )
 
 
@@ -1115,7 +1115,11 @@ def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[
 def has_table_here(settings: DataSettings, name: str) -> bool:
     """Return whether the settings name a file of the party `name` that is on this machine."""
     party_settings = (settings.parties or {}).get(name)
-    if settings.dataset != TABLES or party_settings is None or not party_settings.is_here:
+    if (
+        settings.dataset != OWN_TABLES
+        or party_settings is None
+        or not party_settings.is_read_from_file
+    ):
         return False
     path = resolve_party_path(settings, party_settings.file or Path(str(party_settings.rows)))
     if path.exists():
@@ -1166,8 +1170,8 @@ def _describe_rows(settings: DataSettings, name: str) -> list[str]:
         files = sorted(file for file in path.rglob("*") if file.is_file())
         statuses = [(file.relative_to(path), file.stat()) for file in files]
         return [f"{file} {status.st_size} {status.st_mtime_ns}" for file, status in statuses]
-    if party_settings.rows_code is not None:
-        return [party_settings.rows_code]
+    if party_settings.rows_import_path is not None:
+        return [party_settings.rows_import_path]
     return _compute_digests(path, name) or []
 
 
@@ -1354,7 +1358,7 @@ def _load_passive(
     labels = None
     classes = settings.explicit_classes
     with faults.gather_faults():
-        if settings.holds_labels(name):
+        if settings.has_labels(name):
             encoded_labels, classes = encode_class_labels(
                 raw.labels, classes, party=name, column=settings.label_column
             )
@@ -1388,7 +1392,7 @@ def _gather_column_faults(
         return
     if party_settings.encoding is not None or not raw.features.shape[1]:
         return
-    if settings.missing_at(name) == "error":
+    if settings.find_missing_rule(name) == "error":
         with faults.gather_faults():
             refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
     columns = [column for column in raw.features.columns if column not in raw.faulty_columns]
@@ -1400,7 +1404,7 @@ def _gather_column_faults(
                 missing="mean",
                 max_categories=party_settings.rare_categories.most,
                 source=name,
-                formats=settings.date_formats_at(name),
+                formats=settings.find_date_formats(name),
                 advice=advice,
             )
 
@@ -1477,7 +1481,7 @@ def _fit_encoding(
     """
     assert _has_columns(raw.features)
     advice = _make_advice(settings, name)
-    missing = settings.missing_at(name)
+    missing = settings.find_missing_rule(name)
     faults = FaultList()
     if missing == "error":  # checked in all rows, not only in the rows of the fit
         with faults.gather_faults():
@@ -1491,7 +1495,7 @@ def _fit_encoding(
             missing="mean" if faults else missing,
             max_categories=(settings.parties or {})[name].rare_categories.most,
             source=name,
-            formats=settings.date_formats_at(name),
+            formats=settings.find_date_formats(name),
             advice=advice,
         )
     faults.raise_faults()
@@ -1532,7 +1536,7 @@ def _locate_views(
     if not columns:
         raise DataError(NO_FEATURES.format(source=name))
     if settings.view_columns is None:
-        return {_ALL if settings.horizontal else name: ViewColumns(columns=columns)}
+        return {_ALL if settings.is_horizontal else name: ViewColumns(columns=columns)}
     own_views = {
         view_name: view
         for view_name, view in settings.view_columns.items()

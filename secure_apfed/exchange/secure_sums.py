@@ -2,7 +2,7 @@
 
 from apfed_protocols.sums import SECURE_SUMS, SecureSum, format_sum_name
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import did_you_mean
+from secure_apfed.settings import suggest_name
 from secure_apfed.settings.training import SumSettings
 
 
@@ -16,7 +16,7 @@ def find_sum_class(settings: SumSettings) -> type[SecureSum]:
         pairs = ", ".join(
             f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" for kind in SECURE_SUMS.values()
         )
-        guess = did_you_mean(name, SECURE_SUMS)
+        guess = suggest_name(name, SECURE_SUMS)
         known = f"{guess} There" if guess else "there"
         raise ConfigError(
             f"there is no sum with scheme {settings.scheme!r} and masks {settings.masks!r}; "

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from secure_apfed.exchange.drivers import BrokenLink
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
-from secure_apfed.settings.promises import Figure, Promise, State, describe_epsilon
+from secure_apfed.settings.promises import EpsilonName, GuaranteeState, Promise, describe_epsilon
 
 # Share of the patience after which a peer is shown as silent; one that computes is silent, too.
 _SILENT_SHARE = 0.5
@@ -114,7 +114,7 @@ class Status(_Frozen):
         peers: state and traffic of each peer, by name.
         session: number of the session in this process: 1 for the first, 2 after one restart.
         figure: the kind of epsilon that bounds what the party's messages reveal, such as epsilon_x,
-            a key of `secure_apfed.settings.promises.FIGURES`.
+            a key of `promises.MEANING_BY_EPSILON`.
         epsilon: its value for all messages over all sessions; infinite or null: see `promise`.
         promise: "bounded" by a finite epsilon, "no guarantee" (epsilon is infinite), or "nothing is
             sent" (epsilon is null).
@@ -129,8 +129,8 @@ class Status(_Frozen):
     meets: Meeting | None = None
     peers: dict[str, PeerStatus]
     epsilon: float | None
-    figure: Figure = "epsilon_x"
-    promise: State
+    figure: EpsilonName = "epsilon_x"
+    promise: GuaranteeState
     session: int = 1
     less_protected: tuple[str, ...] = ()
 

@@ -51,7 +51,7 @@ from secure_apfed.runs.folder import RunFolder, load_scores
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.settings.promises import list_epsilons
+from secure_apfed.settings.promises import list_epsilons_by_title
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
@@ -181,7 +181,7 @@ class FramesResult:
 
         Infinite: no guarantee. An epsilon is missing if the run sends nothing that it would bound.
         """
-        return list_epsilons(self.run.promises)
+        return list_epsilons_by_title(self.run.promises)
 
     @property
     def wire_bytes(self) -> int:

@@ -19,7 +19,7 @@ from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.outcome import RunResult
-from secure_apfed.settings.promises import list_epsilons
+from secure_apfed.settings.promises import list_epsilons_by_title
 from secure_apfed.settings.training import TrainSettings
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class TrainingResult:
     @property
     def epsilon(self) -> dict[str, float]:
         """The epsilons of the run by their names, such as epsilon_x; infinite: no guarantee."""
-        return list_epsilons(self.run.promises)
+        return list_epsilons_by_title(self.run.promises)
 
     @property
     def report(self) -> str:

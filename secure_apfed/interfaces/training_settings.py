@@ -17,8 +17,8 @@ from secure_apfed.interfaces.argument_checks import (
 from secure_apfed.interfaces.arguments import TRAIN_ARGUMENTS, describe_argument
 from secure_apfed.interfaces.parties import Active, Contrastive, Gaussian, Passive, Reconstruction
 from secure_apfed.methods import METHODS
-from secure_apfed.settings import did_you_mean
-from secure_apfed.settings.data import TABLES, DataSettings
+from secure_apfed.settings import suggest_name
+from secure_apfed.settings.data import OWN_TABLES, DataSettings
 
 SchemeName: TypeAlias = Literal[
     "ckks", "bfv", "masked bfv", "masked", "recoverable", "crypten", "plain"
@@ -106,7 +106,7 @@ def read_data_settings(settings: Mapping[str, Any]) -> DataChoice:
         if key in known:
             advice = _INSTEAD.get(key, _OF_FILES)
         else:
-            nearest = did_you_mean(key, known)
+            nearest = suggest_name(key, known)
             advice = f"{nearest or 'leave it out;'} known here: classes, positive, split"
         raise ConfigError(
             f"data={{{key!r}: {value!r:.60}}} does not apply to rows that are handed in; {advice}"
@@ -173,7 +173,7 @@ def make_config(
     if not passives:
         method = find_method_alone()
     data: dict[str, Any] = {
-        "dataset": TABLES,
+        "dataset": OWN_TABLES,
         "active": active.name,
         "parties": {name: {} for name in names},
         "classes": [str(name) for name in classes],

@@ -24,8 +24,8 @@ from secure_apfed.labellers.kinds import (
     harden_votes,
 )
 from secure_apfed.labellers.voting import Voter
-from secure_apfed.settings import protects, unknown_name
-from secure_apfed.settings.plugins import CODE_NAME, PluginTable, require_class
+from secure_apfed.settings import describe_unknown_name, protects
+from secure_apfed.settings.plugins import IMPORT_PATH, PluginTable, require_class
 
 __all__ = [
     "LABELLERS",
@@ -61,8 +61,8 @@ def _require_labeller(candidate: Any, import_path: str) -> type[Labeller]:
 # Settings of a labeller have defaults, except those of noise.
 LABELLERS: PluginTable[type[Labeller]] = PluginTable(
     {labeller.name: labeller for labeller in (Spreading, Logistic, Ridge, PrivateLogistic)},
-    kind="labellers",
-    prepare=_require_labeller,
+    plugin_kind="labellers",
+    make_entry=_require_labeller,
 )
 
 
@@ -72,7 +72,7 @@ def take_labeller(name: str) -> str:
     Raises ValueError (as validators of settings must): no labeller has this name.
     """
     try:
-        return LABELLERS.take_name(name, key="labeller")
+        return LABELLERS.import_entry(name, setting="labeller")
     except ConfigError as error:
         raise ValueError(str(error)) from error
 
@@ -142,6 +142,6 @@ def take_labeller_without_noise(name: str, *, also: Sequence[str] = ()) -> str:
         return name
     without_noise = [other for other in LABELLERS.list_names() if other != PrivateLogistic.name]
     known = (*also, *without_noise)
-    if name not in known and not CODE_NAME.fullmatch(name):
-        raise ValueError(unknown_name(name, known))
+    if name not in known and not IMPORT_PATH.fullmatch(name):
+        raise ValueError(describe_unknown_name(name, known))
     return take_labeller(name)

@@ -42,8 +42,8 @@ from secure_apfed.networks.models import (
 )
 from secure_apfed.networks.objectives import Objective
 from secure_apfed.settings import Settings
-from secure_apfed.settings.data import OWN_ROWS, PartySettings
-from secure_apfed.settings.plugins import CODE_NAME, CodeName, expand_name, import_code
+from secure_apfed.settings.data import ROWS_BY_OWN_CODE, PartySettings
+from secure_apfed.settings.plugins import IMPORT_PATH, ImportPath, expand_name, import_callable
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
     BlackBoxSettings,
@@ -78,17 +78,17 @@ class UserFunctionSettings(Settings):
             `secure_apfed.data.row_sources`.
     """
 
-    network: CodeName | None = None
-    head_network: CodeName | None = None
-    projection: CodeName | None = None
-    decoder: CodeName | None = None
-    objective: CodeName | None = None
+    network: ImportPath | None = None
+    head_network: ImportPath | None = None
+    projection: ImportPath | None = None
+    decoder: ImportPath | None = None
+    objective: ImportPath | None = None
     objective_options: dict[str, Any] = {}
-    gradient: CodeName | None = None
-    optimizer: CodeName | None = None
-    scheduler: CodeName | None = None
+    gradient: ImportPath | None = None
+    optimizer: ImportPath | None = None
+    scheduler: ImportPath | None = None
     scheduler_every: Annotated[int, Field(ge=1)] | Literal["epoch"] = EPOCH
-    rows: CodeName | None = None
+    rows: ImportPath | None = None
 
     @field_validator("network", "head_network", "projection", "decoder", mode="before")
     @classmethod
@@ -179,7 +179,7 @@ class UserFunctions:
         Raises ConfigError: a named module, or a name in it, does not exist.
         """
         function_by_key = {
-            key: import_code(name, key=key, code_folder=code_folder)
+            key: import_callable(name, setting=key, code_folder=code_folder)
             for key, name in settings
             if isinstance(name, str) and key not in ("rows", "scheduler_every")
         }
@@ -519,7 +519,7 @@ def split_user_functions(
     """
     settings_by_party = config.data.parties or {}
     row_source_by_party = {
-        name: _pick_function_name(table.rows_code or "")
+        name: _pick_function_name(table.rows_import_path or "")
         for name, table in settings_by_party.items()
     }
     functions_by_party = {
@@ -552,18 +552,22 @@ def split_user_functions(
 
 def _pick_function_name(name: str) -> str | None:
     """Return a setting's value if it names code, as package.module:Name; otherwise None."""
-    return name if CODE_NAME.fullmatch(name) else None
+    return name if IMPORT_PATH.fullmatch(name) else None
 
 
 def _hide_rows(table: PartySettings) -> PartySettings:
     """Return a party's table settings with `rows: own` in place of the name of code."""
-    return table if table.rows_code is None else table.model_copy(update={"rows": OWN_ROWS})
+    return (
+        table
+        if table.rows_import_path is None
+        else table.model_copy(update={"rows": ROWS_BY_OWN_CODE})
+    )
 
 
 def _hide_network(model: ModelSettings) -> ModelSettings:
     """Return network settings with "own" in place of names of code."""
     shared_fields: dict[str, object] = {"head_network": "own" if model.head_network else None}
-    if CODE_NAME.fullmatch(model.network):
+    if IMPORT_PATH.fullmatch(model.network):
         shared_fields["network"] = "own"
     return model.model_copy(update=shared_fields)
 
@@ -590,9 +594,9 @@ def list_user_functions(config: RunSettings) -> Mapping[str, str]:
         "data.dataset": config.data.dataset,
     }
     name_by_key |= {
-        f"data.parties.{name}.rows": table.rows_code
+        f"data.parties.{name}.rows": table.rows_import_path
         for name, table in (config.data.parties or {}).items()
-        if table.rows_code is not None
+        if table.rows_import_path is not None
     }
     name_by_key |= {f"method.labeller {name}": name for name in config.method.labeller_names}
     name_by_key["guard.mechanism"] = config.guard.mechanism
@@ -606,7 +610,7 @@ def list_user_functions(config: RunSettings) -> Mapping[str, str]:
         function_name = getattr(passive.objective, "code", None)
         if function_name:
             name_by_key[f"passives.{name}.objective.code"] = function_name
-    return {key: value for key, value in name_by_key.items() if CODE_NAME.fullmatch(value)}
+    return {key: value for key, value in name_by_key.items() if IMPORT_PATH.fullmatch(value)}
 
 
 def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:

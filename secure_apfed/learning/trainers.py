@@ -152,7 +152,7 @@ class ActiveTrainer(LabelTrainer):
         """
         self.networks = networks
         self.task = task or Classification()
-        self.has_own_loss = private_updates is None and not train.meets_labels_after
+        self.has_own_loss = private_updates is None and not train.is_exchange_label_free
         modules = dict(networks.named_children())
         super().__init__(
             owner,
@@ -167,7 +167,7 @@ class ActiveTrainer(LabelTrainer):
         self._private_gradient = (
             PrivateGradient(owner, modules, private_updates) if private_updates else None
         )
-        self._has_task_loss = not train.meets_labels_after
+        self._has_task_loss = not train.is_exchange_label_free
         self._is_row_check_due = needs_independent_rows
         # The outputs of the first batch are checked. Under DP-SGD they are not, since an error
         # would reveal something about the batch's records.

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from secure_apfed.errors import DataError
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings import describe_unknown_name
 
 FloatArray: TypeAlias = NDArray[np.float64]
 _EVALUATION_ROWS = 4096  # rows in one forward pass
@@ -479,7 +479,7 @@ def find_measure(name: str) -> Measure:
     Raises ValueError: there is no such measure; the error names the most similar one.
     """
     if name not in MEASURES:
-        raise ValueError(unknown_name(name, MEASURES))
+        raise ValueError(describe_unknown_name(name, MEASURES))
     return MEASURES[name]
 
 

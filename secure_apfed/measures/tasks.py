@@ -370,7 +370,7 @@ def _require_task(candidate: Any, code: str) -> type[Task]:
 
 TASKS: PluginTable[type[Task]] = PluginTable(
     {task.name: task for task in (Classification, Regression, Poisson)},
-    kind="tasks",
-    prepare=_require_task,
+    plugin_kind="tasks",
+    make_entry=_require_task,
 )
 """Task classes by their names in the setting `task` of a run."""

@@ -123,7 +123,7 @@ def _require_method(candidate: Any, import_path: str) -> Method:
     return method
 
 
-METHODS: PluginTable[Method] = PluginTable(_OURS, kind="methods", prepare=_require_method)
+METHODS: PluginTable[Method] = PluginTable(_OURS, plugin_kind="methods", make_entry=_require_method)
 
 
 # The first method without passives is single_view.
@@ -149,7 +149,7 @@ def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
             f"expected the name of a method, or {{name: ..., and its settings}}, got {choice!r:.60}"
         )
     try:
-        name = METHODS.take_name(content["name"], key="method")
+        name = METHODS.import_entry(content["name"], setting="method")
     except ConfigError as error:
         raise ValueError(str(error)) from error
     content = {**content, "name": name}

@@ -97,7 +97,7 @@ def find_positions(aligned: Tensor, rows: Tensor) -> Tensor:
 
 def needs_dealer(settings: AlignmentSettings) -> bool:
     """Return whether the configured set intersection needs a dealer of randomness."""
-    return SET_INTERSECTIONS[settings.backend].needs_dealer
+    return SET_INTERSECTIONS[settings.selected_protocol].needs_dealer
 
 
 def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
@@ -105,7 +105,7 @@ def hides_overlaps_by_transfers(settings: AlignmentSettings) -> bool:
 
     Then the active and the first passive run oblivious transfers, and no dealer is needed.
     """
-    backend = SET_INTERSECTIONS[settings.backend]
+    backend = SET_INTERSECTIONS[settings.selected_protocol]
     return settings.mode == "all" and not (backend.has_pairwise_leak or backend.needs_dealer)
 
 
@@ -236,7 +236,7 @@ def _list_intersections(party: PartyContext, session: str) -> list[tuple[str, Se
 
 def _uses_buckets(settings: AlignmentSettings) -> bool:
     """Return whether the intersection runs in buckets of IDs, so that it can be resumed."""
-    return issubclass(SET_INTERSECTIONS[settings.backend], ResumableIntersection)
+    return issubclass(SET_INTERSECTIONS[settings.selected_protocol], ResumableIntersection)
 
 
 def _choose_folder(party: PartyContext, members: Sequence[str]) -> Path | None:
@@ -511,7 +511,7 @@ def _warn_of_few_positives(
     if rarest_count >= RARE_SHARE * counts.total():
         return
     shortages = list[str]()
-    if learnt_counts[rarest] < MIN_POSITIVES and not config.labels_are_private:
+    if learnt_counts[rarest] < MIN_POSITIVES and not config.are_labels_private:
         shortages.append(f"{learnt_counts[rarest]} labelled training rows")
     # With fewer test rows, `require_labels` warns.
     if MIN_ROWS <= test_counts[rarest] < MIN_POSITIVES:

@@ -464,11 +464,11 @@ class ApfedCode(SumMethod):
         """
         numbers = config.model.representation_size
         for name, count in columns.items():
-            if not config.settings_of(name).allow_reading_all:
+            if not config.find_passive_settings(name).allow_reading_all:
                 numbers = min(numbers, _limit_numbers(config, name, count))
         # The columns are counted here. `allow_reading_all` keeps the passives from counting again.
         passives = {
-            name: config.settings_of(name).model_copy(update={"allow_reading_all": True})
+            name: config.find_passive_settings(name).model_copy(update={"allow_reading_all": True})
             for name in (*config.passives, *columns)
         }
         model = config.model.model_copy(update={"representation": numbers})
@@ -495,7 +495,9 @@ class ApfedCode(SumMethod):
             expected_numbers = requested if is_fixed else min(numbers[name], requested)
             party.require_terms(name, offered, _bound_projection(config, expected_numbers))
         representation = _bound_projection(config, min(numbers.values()))
-        readable = [name for name in party.passives if config.settings_of(name).allow_reading_all]
+        readable = [
+            name for name in party.passives if config.find_passive_settings(name).allow_reading_all
+        ]
         return SessionTerms.from_rows(
             dict.fromkeys(party.passives, representation),
             secure_sum={
@@ -540,7 +542,7 @@ def _allows_reconstruction(party: PartyContext) -> bool:
     Large ones let whoever reads the sum reconstruct its columns. Raises ConfigError: the run's
     settings accept this, and the passive's own file does not.
     """
-    is_allowed = party.config.settings_of(party.name).allow_reading_all
+    is_allowed = party.config.find_passive_settings(party.name).allow_reading_all
     if is_allowed and not party.allow_reading_all:
         raise ConfigError(
             f"{party.name}: the settings say passives.{party.name}.allow_reading_all (or "

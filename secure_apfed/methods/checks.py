@@ -12,7 +12,7 @@ from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy.defences import check_defences
 from secure_apfed.privacy.randomised_response import MultiStageResponse
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings import describe_unknown_name
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings, ThresholdChoice
 
@@ -164,14 +164,14 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
                 f"calibration: in method {method.name} the active has no model to calibrate; use "
                 f"{list_methods(lambda other: other.can_predict_locally)}"
             )
-        if config.labels_are_private:
+        if config.are_labels_private:
             yield (
                 "calibration: it would tell how many labels there are of each class beside a "
                 "promise about labels; leave it out"
             )
     fits_threshold = isinstance(config.threshold, str | ThresholdChoice)
     if isinstance(config.threshold, str) and config.threshold not in THRESHOLDS:
-        yield f"threshold: {unknown_name(config.threshold, THRESHOLDS)}"
+        yield f"threshold: {describe_unknown_name(config.threshold, THRESHOLDS)}"
     if config.dp_sgd is not None and (weighs_classes or fits_threshold):
         key = "train.class_weights" if weighs_classes else "threshold"
         alternative = "" if weighs_classes else ", or give the threshold as a number"
@@ -187,13 +187,13 @@ def _check_parties(config: RunSettings) -> Iterator[str]:
     data = config.data
     if not method.has_passives:
         return
-    if data.horizontal and method.needs_alignment:
+    if data.is_horizontal and method.needs_alignment:
         yield (
             f"data.partition: method {method.name} aligns tables of the same people, and under "
             "horizontal each party has people of its own; take vertical, or use "
             f"{list_methods(lambda other: not other.needs_alignment)}"
         )
-    if not data.horizontal and not method.needs_alignment:
+    if not data.is_horizontal and not method.needs_alignment:
         yield (
             f"data.partition: in method {method.name} all parties have the same features of other "
             f"people; say horizontal, or use {list_methods(lambda other: other.needs_alignment)}"
@@ -203,7 +203,7 @@ def _check_parties(config: RunSettings) -> Iterator[str]:
             f"data.labels_at: in method {method.name} the active alone holds labels; leave it out, "
             f"or use {list_methods(lambda other: other.can_use_passive_labels)}"
         )
-    if (data.horizontal or data.labels_at) and config.labels.mechanism != "none":
+    if (data.is_horizontal or data.labels_at) and config.labels.mechanism != "none":
         yield (
             f"labels.mechanism: {config.labels.mechanism} answers the active's labels alone, and "
             "passives hold labels, too; say none"
@@ -234,7 +234,7 @@ def _check_labels_after(config: RunSettings) -> Iterator[str]:
     """
     train = config.train
     method = config.method
-    if not train.meets_labels_after:
+    if not train.is_exchange_label_free:
         return
     if not method.has_gradient_sum:
         yield (

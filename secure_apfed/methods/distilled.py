@@ -856,7 +856,10 @@ class ApcVfl(Tvfl):
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         """Return the settings of the network whose codes a passive sends."""
-        return config.settings_of(passive).model or ApcVflSettings.from_run_settings(config).passive
+        return (
+            config.find_passive_settings(passive).model
+            or ApcVflSettings.from_run_settings(config).passive
+        )
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role.

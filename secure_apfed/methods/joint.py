@@ -591,7 +591,7 @@ class Tvfl(Method):
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         """Return the settings of this passive's encoder: its own, or that of `pick_model`."""
-        return config.settings_of(passive).model or self.pick_model(config)
+        return config.find_passive_settings(passive).model or self.pick_model(config)
 
     def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return the bounds on the representations that a passive sends; None at the active."""

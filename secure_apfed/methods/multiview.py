@@ -191,7 +191,7 @@ class OneViewSettings(MultiviewSettings):
                 raise ConfigError(
                     f"method.parties.{name}: no party has that name; there are {', '.join(names)}"
                 )
-            if "eta" in overrides and not config.data.holds_labels(name):
+            if "eta" in overrides and not config.data.has_labels(name):
                 raise ConfigError(
                     f"method.parties.{name}.eta: {name} holds no labels to be drawn to; leave it "
                     "out, or name the party in data.labels_at where the method takes that"
@@ -1092,7 +1092,7 @@ class Multiview(SumMethod):
         )
         settings = OneViewSettings.from_run_settings(party.config)
         settings.check_parties(party.config, (party.active, *party.passives))
-        weights = {name: party.config.settings_of(name).weight for name in party.passives}
+        weights = {name: party.config.find_passive_settings(name).weight for name in party.passives}
         return make_terms(party, session, dict.fromkeys(party.passives, offered), weights)
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
@@ -1182,10 +1182,10 @@ def _select_passive_model(party: PartyContext) -> ModelSettings:
 
     Without settings of its own, they are the run's; its table then says which sequences it has.
     """
-    model = party.config.model_of(party.name)
+    model = party.config.find_model_settings(party.name)
     views = party.data.views.values()
     table_sequences = [view.sequence for view in views if view.sequence is not None]
-    has_own_settings = party.config.settings_of(party.name).model is not None
+    has_own_settings = party.config.find_passive_settings(party.name).model is not None
     if has_own_settings or not table_sequences:
         return model
     return model.model_copy(update={"sequences": tuple(table_sequences)})

@@ -469,7 +469,7 @@ class PartyContext:
 
         `representation_shape`: the shape of one row of the representations that it gets.
         """
-        model = self.config.model_of(self.name)
+        model = self.config.find_model_settings(self.name)
         if isinstance(settings, OwnLossSettings):
             return self.own_code.make_objective(
                 settings,
@@ -546,7 +546,7 @@ class PartyContext:
         """
         return PassiveTerms(
             objective=find_objective(self.config, passive),
-            weight=self.config.settings_of(passive).weight,
+            weight=self.config.find_passive_settings(passive).weight,
             representation=bounds,
         )
 

@@ -31,7 +31,7 @@ class ReportedCost(BaseModel):
     """The privacy cost that one party's ledger has recorded, for one kind of epsilon.
 
     Attributes:
-        figure: the kind of epsilon, as in `secure_apfed.settings.promises.FIGURES`.
+        figure: the kind of epsilon, as in `promises.MEANING_BY_EPSILON`.
         epsilon: the privacy cost, at `delta`, of the row that was released most often; infinite
             without noise.
         releases: how often that row was released.

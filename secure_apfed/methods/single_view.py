@@ -87,9 +87,9 @@ class SingleViewActive(ActiveRole):
         self._party = party
         # The table rows that may be trained on; None: all.
         self._training_people: Tensor | None = None
-        if people is not None and not party.config.train.trains_unaligned_rows:
+        if people is not None and not party.config.train.has_unaligned_rows_in_batches:
             self._training_people = people
-        if people is not None and party.config.train.meets_labels_after:
+        if people is not None and party.config.train.is_exchange_label_free:
             self.ending = LocalEnding(party, people)
             self.checkpoint_parts = {**self.checkpoint_parts, "received": self.ending.received}
         self._set_training_rows(party.data.train_rows)

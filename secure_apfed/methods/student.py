@@ -74,7 +74,7 @@ from secure_apfed.methods.local_models import restore_networks, wrap_as_networks
 from secure_apfed.methods.method import ActiveRole, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.networks.models import RandomFeatures, make_encoder_and_head
-from secure_apfed.settings import THE_ACTIVE, protects, unknown_name
+from secure_apfed.settings import THE_ACTIVE, describe_unknown_name, protects
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -103,7 +103,7 @@ finely, each with fewer labelled rows."""
 def _require_prior(name: str) -> str:
     """Return the name of a prior. Raises ValueError: no prior has this name."""
     if name not in _PRIORS:
-        raise ValueError(unknown_name(name, _PRIORS))
+        raise ValueError(describe_unknown_name(name, _PRIORS))
     return name
 
 

@@ -67,7 +67,7 @@ def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
     Raises ConfigError: neither exists, or the configured one has another kind than the method's.
     """
     own_objective = config.method.fixed_objective
-    passive_objective = config.settings_of(passive).objective
+    passive_objective = config.find_passive_settings(passive).objective
     if own_objective is None and passive_objective is None:
         raise ConfigError(
             f"passives.{passive}.objective: method {config.method.name} needs one for every "
@@ -172,7 +172,7 @@ def make_sum(
     """
     settings = config.secure_sum
     sum_class = find_sum_class(config.secure_sum)
-    contributing = [name for name in passives if config.settings_of(name).weight > 0]
+    contributing = [name for name in passives if config.find_passive_settings(name).weight > 0]
     has_single_passive = 1 in (len(passives), len(contributing))
     if has_single_passive and not settings.allow_single_passive:
         raise ConfigError(
@@ -307,7 +307,7 @@ def find_training_rows(
     aligned_count = int(torch.isin(rows, common).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
     predicts_alone = method.can_predict_locally and not method.averaged_quantity
-    if not (predicts_alone and config.train.trains_unaligned_rows):
+    if not (predicts_alone and config.train.has_unaligned_rows_in_batches):
         rows = rows[:aligned_count]  # the first rows stand for the aligned ones
     return rows, aligned_count / max(1, len(rows)), len(common)
 

@@ -804,7 +804,7 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
     which is not available here.
     """
     if settings.network != "auto":
-        if settings.is_own:
+        if settings.is_user_defined:
             raise ModelError(
                 f"model.network: {settings.network} is code of a party's own, which is not here; "
                 "methods that train it are APFed, TVFL, split networks and the joint teacher, from "
@@ -863,7 +863,9 @@ def limit_threads_for(
     for shape in row_shapes:
         widths = (math.prod(shape), *settings.hidden, settings.representation_size)
         multiplications = batch_size * sum(inputs * outputs for inputs, outputs in pairwise(widths))
-        is_large = settings.is_own or isinstance(family_for(settings, shape), Convolutional)
+        is_large = settings.is_user_defined or isinstance(
+            family_for(settings, shape), Convolutional
+        )
         useful_threads = (
             available_threads
             if is_large

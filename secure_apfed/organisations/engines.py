@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from secure_apfed.base.files import write_atomically
 from secure_apfed.config.plain_yaml import format_yaml
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings import describe_unknown_name
 
 __all__ = [
     "ENGINES",
@@ -110,7 +110,7 @@ def find_engine(text: str) -> EngineName:
     for name in ENGINES:
         if text.casefold() == name:
             return name
-    raise ValueError(f"engine {unknown_name(text, ENGINES)}")
+    raise ValueError(f"engine {describe_unknown_name(text, ENGINES)}")
 
 
 def check_engine(

@@ -76,7 +76,7 @@ from secure_apfed.runs.outcome import (
 )
 from secure_apfed.runs.past_sessions import load_logged_sessions
 from secure_apfed.runs.run import LinkType
-from secure_apfed.settings.data import TABLES
+from secure_apfed.settings.data import OWN_TABLES
 
 RELAY_NAME = "relay"  # its name in the certificate, and its folder's name
 _PROGRAM_WORDS = (sys.executable, "-m", "secure_apfed.cli")
@@ -357,7 +357,7 @@ def _load_unless_mapped(config: Config) -> VerticalData | None:
 
     In this case each party's process reads its own table from disk, as a memory map.
     """
-    names = party_names(config.data) if config.data.dataset == TABLES else ()
+    names = party_names(config.data) if config.data.dataset == OWN_TABLES else ()
     if any(is_mapped(config.data, name) for name in names):
         return None
     return load_data(config.data, seed=config.seed)
@@ -408,7 +408,7 @@ def prepare_parties(
             also gets a TLS certificate; for "nvflare" the files are for a job (see
             `nvflare_job.py`).
     """
-    if data is None and config.data.dataset != TABLES:
+    if data is None and config.data.dataset != OWN_TABLES:
         data = load_data(config.data, seed=config.seed)
     active, passives = _name_table_parties(config, data)
     names = tuple(assign_roles(METHODS[config.method.name], config, active, passives))
@@ -433,7 +433,7 @@ def prepare_parties(
             listen=peer_by_name[name].address,
             peers={peer: peer_by_name[peer] for peer in names if peer != name},
             table=None if party_data is None else Path(_TABLE_FILE),
-            allow_reading_all=config.settings_of(name).allow_reading_all,
+            allow_reading_all=config.find_passive_settings(name).allow_reading_all,
             code=user_functions_by_party.get(name, UserFunctionSettings()),
             code_folder=Path.cwd(),
             timeout_s=timeout_s,

@@ -66,10 +66,10 @@ from secure_apfed.runs.weakened_settings import (
     describe_shared_organisations,
     describe_weakened_settings,
 )
-from secure_apfed.settings import FollowsFrom, Protection, Settings, Unprotective
+from secure_apfed.settings import FollowsFrom, NoProtection, Protection, Settings
 from secure_apfed.settings.data import TableShape
-from secure_apfed.settings.plugins import import_code
-from secure_apfed.settings.protection import Limit, find_key_types, require_limits
+from secure_apfed.settings.plugins import import_callable
+from secure_apfed.settings.protection import Limit, list_key_protections, require_limits
 
 if TYPE_CHECKING:
     from secure_apfed.exchange.certificates import Credentials
@@ -216,19 +216,19 @@ class OwnLimits(Settings):
             config,
             self.minima,
             self.maxima,
-            known=list_protections(),
+            protection_by_path=list_protections(),
             party=party,
             file=str(path),
-            ask=settings_owner,
+            settings_author=settings_owner,
         )
 
 
 @cache
-def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
+def list_protections() -> Mapping[str, Protection | NoProtection | FollowsFrom | None]:
     """Return, by dotted path, whether and how each possible setting of a run affects protection."""
-    mark_by_setting = dict(find_key_types(Config))
+    mark_by_setting = dict(list_key_protections(Config))
     for method in METHODS.values():
-        mark_by_setting |= find_key_types(method.settings, "method.")
+        mark_by_setting |= list_key_protections(method.settings, "method.")
     return mark_by_setting
 
 
@@ -1028,7 +1028,9 @@ def load_party_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData
         return load_own(file.table, file.party)
     make_rows = None
     if file.code.rows is not None:
-        make_rows = import_code(file.code.rows, key="code.rows", code_folder=file.code_folder)
+        make_rows = import_callable(
+            file.code.rows, setting="code.rows", code_folder=file.code_folder
+        )
     data = load_own_tables(config.data, file.party, seed=config.seed, make_rows=make_rows)
     _require_declared_table(file, data)
     return data

@@ -68,7 +68,7 @@ from secure_apfed.organisations.revocation import (
 )
 from secure_apfed.runs.folder import SEALED_PROJECT, PartyFolder, require_open_project
 from secure_apfed.settings import EACH_ALONE, Settings
-from secure_apfed.settings.data import TABLES, TableShape
+from secure_apfed.settings.data import OWN_TABLES, TableShape
 
 PROPOSAL_FILE = "proposal.json"
 RUN_FILE = "run.yaml"
@@ -566,9 +566,9 @@ def list_shared_settings(config: Config) -> dict[str, Any]:
     """
     shared_settings = _dump_settings(config)
     shared_settings["data"].pop("folder", None)
-    if config.data.dataset == TABLES:  # every party has a table of its own
+    if config.data.dataset == OWN_TABLES:  # every party has a table of its own
         shared_keys = {*_SHARED_DATA_KEYS}
-        if config.data.horizontal or config.data.labels_at:  # several parties number the classes
+        if config.data.is_horizontal or config.data.labels_at:  # several parties number the classes
             shared_keys.add("classes")
         shared_settings["data"] = {
             key: value for key, value in shared_settings["data"].items() if key in shared_keys
@@ -633,7 +633,7 @@ def propose_project(
     except ValidationError as error:
         raise ConfigError(f"this cannot be proposed: {_describe_first_error(error)}") from None
     own_settings = config.model_dump(mode="json", exclude_unset=True)
-    if config.data.dataset == TABLES:  # an absolute path, valid from any working directory
+    if config.data.dataset == OWN_TABLES:  # an absolute path, valid from any working directory
         own_settings["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
     signed_proposal = SignedFile.from_document(identity, proposal)
     _write_answer(
@@ -777,7 +777,7 @@ def _write_answer(
     answer_fields, private_key_by_file = _make_tls_fields(proposal, party, certificate_folder)
     config = load_config_text(format_yaml(settings), source=str(folder / RUN_FILE))
     table_settings = (config.data.parties or {}).get(party)
-    if table_settings is not None and table_settings.is_here:
+    if table_settings is not None and table_settings.is_read_from_file:
         data = load_own_tables(config.data, party, seed=config.seed)
         answer_fields["table"] = describe_table(data, shows_column_names=shows_column_names)
     answer = Answer(
@@ -946,7 +946,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     )
     if not (folder / REVOCATION_LIST_FILE).exists():
         write_atomically(folder / REVOCATION_LIST_FILE, _EMPTY_REVOCATION_LIST)
-    if config.data.dataset != TABLES:  # a trial: every party has the whole set
+    if config.data.dataset != OWN_TABLES:  # a trial: every party has the whole set
         data = load_data(config.data, seed=config.seed).select_party(party)
         if data is not None:
             write_atomically(folder / _TABLE_FILE, pack_own(data), private=True)

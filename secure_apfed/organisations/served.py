@@ -81,7 +81,7 @@ from secure_apfed.runs.folder import (
     load_project_end,
     require_open_project,
 )
-from secure_apfed.settings.promises import NOTHING_SENT, Promise, promise_of_party
+from secure_apfed.settings.promises import NOTHING_SENT, Promise, find_party_guarantee
 from secure_apfed.settings.run import TranscriptSettings
 
 __all__ = ["AnswerLog", "JointPredictionCounts", "predict_jointly", "serve_party"]
@@ -288,7 +288,7 @@ class _ServeMeter:
             reason = "a prediction asks it for nothing of its rows"
             self.promise = Promise(figure=config.method.epsilon_name, epsilon=None, why=reason)
             return
-        self.promise = promise_of_party(config, "passive", ())
+        self.promise = find_party_guarantee(config, "passive", ())
         # The parties agreed on noise, and nothing was sent yet.
         if self.promise.state == NOTHING_SENT:
             epsilon_budget = _compute_budget(config, file.serve)
@@ -647,7 +647,7 @@ def _find_id_columns(config: Config, party: str) -> tuple[str, ...]:
         raise ConfigError(
             f"{party}: people are asked about by the IDs of own tables; data.parties names none"
         )
-    return config.data.id_columns(party)
+    return config.data.find_id_columns(party)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES, TableShape
-from secure_apfed.settings.promises import Promise, promises_of
+from secure_apfed.settings.promises import Promise, list_guarantees
 from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings, ModelSettings
 
@@ -173,7 +173,8 @@ class Forecast:
         seconds: phase -> time on this machine with all parties in one process; some phases are
             missing.
         seconds_per_step: time of one training step.
-        figure: kind of the epsilon (key of `promises.FIGURES`) that covers what leaves the active.
+        figure: name of the epsilon that covers what leaves the active, a key of
+            `promises.MEANING_BY_EPSILON`.
         epsilon_x: epsilon of the representations at the end; infinite without a guard (the
             mechanism that clips them and adds noise), 0 if the active trains alone.
         epsilon_y, epsilon_model: epsilon of one training label, and of one record; infinite without
@@ -342,7 +343,7 @@ def _require_bounded_networks(config: Config, feature_counts: Sequence[int]) -> 
         first_width = (*model.hidden, model.representation_size)[0]
         if model.network in ("random_features", "cross_view"):
             first_width = model.random_features
-        later_layers = model.min_parameters * max(1, len(feature_counts))
+        later_layers = model.min_parameter_count * max(1, len(feature_counts))
         # Twice: for an encoder, and for a decoder that mirrors it.
         parameter_count += 2 * (later_layers + first_width * sum(feature_counts))
     needed_bytes = parameter_count * _PARAMETER_BYTES
@@ -381,7 +382,7 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
         test_rows=is_test.nonzero().flatten(),
         labelled=train_rows[:labelled_count],
         labels_at=config.data.labels_at,
-        horizontal=config.data.horizontal,
+        horizontal=config.data.is_horizontal,
         targets=TargetScale(mean=0.0, scale=1.0) if labels_are_numbers(config.data) else None,
     )
 
@@ -393,12 +394,12 @@ def _make_empty_table(config: Config, name: str, shape: TableShape, class_count:
 
     `name`: the party. `shape`: the declared shape. `class_count`: number of the active's classes.
     """
-    is_horizontal = config.data.horizontal
+    is_horizontal = config.data.is_horizontal
     # In a horizontal partition each party has people of its own, and the same columns as all.
     ids = tuple(f"{name} {row}" if is_horizontal else str(row) for row in range(shape.rows))
     view_name = "all" if is_horizontal else name
     labels_N = None
-    if config.data.holds_labels(name):
+    if config.data.has_labels(name):
         label_dtype = torch.float32 if labels_are_numbers(config.data) else torch.int64
         labels_N = _make_aperiodic_labels(shape.rows, class_count).to(label_dtype)
     return PartyTable(
@@ -585,7 +586,7 @@ def _forecast_tables(
     )
     intersections = _measure_intersection_costs(config, data)
     measured_backend = _PROTOCOL_OF_SAME_COST.get(
-        config.alignment.backend, config.alignment.backend
+        config.alignment.selected_protocol, config.alignment.selected_protocol
     )
     evaluation_count = math.ceil(config.train.epochs / config.train.evaluate_every)
     test_row_factor = len(data.test_rows) / len(rehearsal.data.test_rows)
@@ -618,7 +619,7 @@ def _forecast_tables(
         delta=privacy.delta,
         releases=privacy.releases,
         figure_passives=config.method.passives_epsilon_name,
-        promises=promises_of(config, privacy, contributions=cost_by_passive),
+        promises=list_guarantees(config, privacy, spent_by_passive=cost_by_passive),
         epsilon_passives={name: account["epsilon"] for name, account in cost_by_passive.items()},
         delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
@@ -1027,7 +1028,7 @@ def _warn_of_disk(config: Config, traffic: tuple[TrafficForecast, ...]) -> Itera
         stored_bytes["contributions", "aggregator"] = min(
             contributed_bytes, epochs * MAX_CONTRIBUTED
         )
-    stored_epochs = config.effective_transcript.count_epochs(epochs)
+    stored_epochs = config.effective_transcript.count_stored_epochs(epochs)
     megabytes = sum(stored_bytes.values()) / epochs * stored_epochs / 1e6
     free_megabytes = count_free_megabytes(Path())
     if megabytes > free_megabytes:
@@ -1316,7 +1317,7 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
         costs.append(
             IntersectionCost(
                 protocol=name,
-                chosen=name == config.alignment.backend,
+                chosen=name == config.alignment.selected_protocol,
                 wire_bytes=wire_bytes,
                 seconds=seconds,
                 takes_dealer=backend.needs_dealer,
@@ -1334,7 +1335,7 @@ def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, in
     if not config.method.needs_alignment:
         return {}
     single_ids = _sample_ids(config, data, 1)
-    bytes_by_route, _ = _run_intersection(config, data, config.alignment.backend, single_ids)
+    bytes_by_route, _ = _run_intersection(config, data, config.alignment.selected_protocol, single_ids)
     return bytes_by_route
 
 

@@ -30,9 +30,9 @@ from secure_apfed.settings.method import GradientKind, MethodSettings, Side
 from secure_apfed.settings.plugins import PluginTable, require_class
 from secure_apfed.settings.privacy import (
     CompressionSettings,
-    DefenceOfOthers,
     DefenceSettings,
     MarvellSettings,
+    PluginDefence,
 )
 
 Pair = tuple[float, float]
@@ -285,8 +285,8 @@ def _require_defence(candidate: Any, code: str) -> type[GradientDefence]:
 
 DEFENCES: PluginTable[type[GradientDefence]] = PluginTable(
     {defence.name: defence for defence in (Compression, Marvell)},
-    kind="defences",
-    prepare=_require_defence,
+    plugin_kind="defences",
+    make_entry=_require_defence,
 )
 
 
@@ -296,7 +296,7 @@ def take_defence(choice: DefenceSettings) -> None:
     Raises ConfigError: the defence does not exist, an option is wrong, or a plug-in was named by
     another party and this one does not trust it.
     """
-    DEFENCES.take_name(choice.kind, key="defences")
+    DEFENCES.import_entry(choice.kind, setting="defences")
     _read_settings(choice)
 
 
@@ -305,7 +305,7 @@ def _read_settings(choice: DefenceSettings) -> Settings:
 
     A built-in defence's settings are parsed already, and returned as they are.
     """
-    if not isinstance(choice, DefenceOfOthers):
+    if not isinstance(choice, PluginDefence):
         return choice
     # Imported late: modules that read files are on a higher layer than defences.
     from secure_apfed.config.file import read_options

@@ -614,6 +614,6 @@ def _require_guard(candidate: Any, code: str) -> type[RepresentationGuard]:
 
 GUARDS: PluginTable[type[RepresentationGuard]] = PluginTable(
     {guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)},
-    kind="guards",
-    prepare=_require_guard,
+    plugin_kind="guards",
+    make_entry=_require_guard,
 )

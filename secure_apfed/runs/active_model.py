@@ -44,7 +44,7 @@ from secure_apfed.measures.tasks import TASKS, Classification, Task
 from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.plugins import CODE_NAME, reading_settings
+from secure_apfed.settings.plugins import IMPORT_PATH, reading_settings
 from secure_apfed.settings.training import ModelSettings
 
 
@@ -242,7 +242,7 @@ def _require_own_parts(
     `model`: settings, which say whether encoder and head are user-defined. `encoder`, `head`: the
     code that the caller passed; None: not passed.
     """
-    if encoder is not None and not model.is_own:
+    if encoder is not None and not model.is_user_defined:
         raise ModelError(
             f"its encoder is of this library ({model.network}), not code of one's own; leave "
             "encoder=... (--encoder) out"
@@ -251,7 +251,7 @@ def _require_own_parts(
         raise ModelError(
             "its head is of this library, not code of one's own; leave head=... (--head) out"
         )
-    if head is None and model.head_network is not None and (encoder or not model.is_own):
+    if head is None and model.head_network is not None and (encoder or not model.is_user_defined):
         raise ModelError(
             "its head is code of one's own, too; load it by load_model(folder, encoder=..., "
             "head=...), or a command's --head module:Name"
@@ -268,10 +268,10 @@ def _build_task(network_card: _NetworkCard, path: Path) -> Task:
     name = network_card.task
     class_count = len(network_card.classes)
     has_targets = network_card.targets is not None
-    if CODE_NAME.fullmatch(name):
+    if IMPORT_PATH.fullmatch(name):
         # The card may come from somebody else, who must not name code to import.
-        with reading_settings(own=False):
-            TASKS.take_name(name, key=f"{path}: task")
+        with reading_settings(are_own=False):
+            TASKS.import_entry(name, setting=f"{path}: task")
     # A model either has classes, or predicts numbers in the scale of its targets.
     if name not in TASKS or has_targets is bool(class_count):
         raise ModelError(
@@ -617,4 +617,4 @@ def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[st
         data = DataSettings.model_validate(settings["data"])
     except (KeyError, TypeError, ValidationError):
         data = run_folder.load_config().data  # raises an error with file and line
-    return () if data.parties is None else data.id_columns(data.active)
+    return () if data.parties is None else data.find_id_columns(data.active)

@@ -126,7 +126,7 @@ class FrameLine(_BaseLine):
         digest: SHA-256 (hex) of the frame.
         epsilon: epsilon of all releases so far, if the party's privacy ledger recorded a cost for
             this envelope; "inf": without bound.
-        figure: the kind of that epsilon (`secure_apfed.settings.promises.FIGURES`); absent:
+        figure: the kind of that epsilon (`promises.MEANING_BY_EPSILON`); absent:
             epsilon_x.
     """
 

@@ -174,7 +174,7 @@ def _should_calibrate(config: RunSettings, labels_n: IntArray, classes: int) -> 
         return False
     if config.calibration != "auto":
         return True
-    return not config.labels_are_private and is_rare(labels_n, RARE_SHARE)
+    return not config.are_labels_private and is_rare(labels_n, RARE_SHARE)
 
 
 def _accepts_offset(networks: ActiveNetworks) -> bool:

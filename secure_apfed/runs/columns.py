@@ -19,7 +19,7 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.methods import Role
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.outcome import StoredResult
-from secure_apfed.settings.data import TABLES
+from secure_apfed.settings.data import OWN_TABLES
 
 Scores = Mapping[str, Mapping[str, float]]
 """Party -> column -> score. Scores have no unit; features are standardised, so that the scores of
@@ -119,7 +119,7 @@ def restrict_columns(
         to write by hand.
     """
     settings = config.model_dump(mode="json")
-    if config.data.dataset != TABLES:
+    if config.data.dataset != OWN_TABLES:
         if missing := [name for name in party_names(config.data) if name not in columns_by_party]:
             raise ConfigError(
                 f"data.columns names the columns of every party, and there are no scores of "

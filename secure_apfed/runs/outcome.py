@@ -40,7 +40,13 @@ from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.settings.promises import Figure, Promise, State, describe_epsilon, promises_of
+from secure_apfed.settings.promises import (
+    EpsilonName,
+    GuaranteeState,
+    Promise,
+    describe_epsilon,
+    list_guarantees,
+)
 
 RANKED = ("auc", "average_precision", "ks")
 """Names of the measures that a report on the ranking of two classes contains."""
@@ -120,7 +126,7 @@ class Contributions(StoredResult):
     """The privacy cost of one passive's votes or contributions to sums.
 
     Attributes:
-        figure: the kind of epsilon, a key of `secure_apfed.settings.promises.FIGURES`.
+        figure: the kind of epsilon, a key of `promises.MEANING_BY_EPSILON`.
         epsilon, delta: the cost.
         releases: number of votes or contributions that were counted.
         trace: steps of the computation, in words.
@@ -146,8 +152,8 @@ class StoredGuarantee(StoredResult):
         why: the reason why there is no guarantee, or why nothing is sent.
     """
 
-    state: State
-    figure: Figure
+    state: GuaranteeState
+    figure: EpsilonName
     epsilon: Annotated[float, Field(gt=0)] | None
     delta: float | None = None
     releases: Count | None = None
@@ -422,7 +428,7 @@ def compute_guarantees(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
     cost_by_passive = {
         name: contributions.model_dump() for name, contributions in outcome.contributions.items()
     }
-    return promises_of(config, outcome.privacy, contributions=cost_by_passive)
+    return list_guarantees(config, outcome.privacy, spent_by_passive=cost_by_passive)
 
 
 def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int | None:
@@ -657,8 +663,8 @@ def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Mod
 
     Raises ModelError: the network is user-defined.
     """
-    model = config.settings_of(passive).model or config.model
-    if model.is_own:
+    model = config.find_passive_settings(passive).model or config.model
+    if model.is_user_defined:
         raise ModelError(
             f"{passive}: its network is code of its own; load the run by "
             f"load_recording(folder, encoders={{{passive!r}: ...}})"
@@ -690,7 +696,8 @@ class Progress:
         accuracy, score: accuracy and the value of `measure` at the last evaluation; None: not
             evaluated yet.
         measure: name of the run's main measure.
-        figure: kind of the epsilon that bounds what left a party (key of `promises.FIGURES`).
+        figure: name of the epsilon that bounds what left a party, a key of
+            `promises.MEANING_BY_EPSILON`.
         epsilon: its value; None: nothing is sent, or no passive has reported its privacy cost yet.
         promise: "bounded" by a finite epsilon, "no guarantee" (infinite) or "nothing is sent";
             None: no passive has reported its privacy cost yet.
@@ -706,7 +713,7 @@ class Progress:
     epsilon: float | None
     wire_bytes: int
     figure: str = "epsilon_x"
-    promise: State | None = None
+    promise: GuaranteeState | None = None
     measure: str = ACCURACY.name
     score: float | None = None
 

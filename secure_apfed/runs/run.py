@@ -50,7 +50,7 @@ from secure_apfed.runs.outcome import Progress, Recording, RunResult
 from secure_apfed.runs.past_sessions import load_session_totals, save_session_totals
 from secure_apfed.runs.training_labels import load_training_labels
 from secure_apfed.runs.training_loop import RunCallbacks, RunWriter, TrainingLoop
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings import describe_unknown_name
 
 
 class PastAlignment(NamedTuple):
@@ -281,7 +281,7 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     min_epochs = train.epochs
     if train.patience is not None:
         min_epochs = min(train.epochs, train.patience + 1)
-    stored_epochs = config.effective_transcript.count_epochs(min_epochs)
+    stored_epochs = config.effective_transcript.count_stored_epochs(min_epochs)
     if config.method.has_single_exchange:  # rows are sent once, whatever the number of epochs
         stored_epochs = min(stored_epochs, 1)
     terms_by_passive = session.contract.passives.values()
@@ -451,7 +451,7 @@ def run(
         {'apfed_r': ...}
     """
     if transport not in TRANSPORTS:
-        raise ConfigError(f"transport: {unknown_name(transport, TRANSPORTS)}")
+        raise ConfigError(f"transport: {describe_unknown_name(transport, TRANSPORTS)}")
     run_over_transport = TRANSPORTS[transport]
     path = None if folder is None else Path(folder)
     _LOGGER.info("run %s begins: method %s over %s", config.name, config.method.name, transport)

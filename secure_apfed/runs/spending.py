@@ -18,7 +18,7 @@ from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.defences import describe_defences
 from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger, PrivacySpent, cross_check
 from secure_apfed.privacy.randomised_response import LabelMechanism
-from secure_apfed.settings.promises import Promise, promise_of_party
+from secure_apfed.settings.promises import Promise, find_party_guarantee
 
 LABEL_ASSUMPTIONS = (
     "it covers training labels in whatever this run computed from them, the finished model and the "
@@ -71,7 +71,7 @@ class ReleaseMeter:
         """The party's privacy guarantee at the cost so far, by its most expensive ledger."""
         if self._guarantee is None or self._charges_at_guarantee != self.charges:
             self._charges_at_guarantee = self.charges
-            self._guarantee = promise_of_party(
+            self._guarantee = find_party_guarantee(
                 self._config,
                 self._role,
                 [ledger.summarise_cost() for ledger in self._ledgers.values()],

@@ -66,7 +66,7 @@ from secure_apfed.runs.weakened_settings import (
     describe_shared_organisations,
     describe_weakened_settings,
 )
-from secure_apfed.settings.promises import Promise, promises_of, worst_promise
+from secure_apfed.settings.promises import Promise, find_worst_guarantee, list_guarantees
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -508,8 +508,8 @@ class RunWriter:
             "contributions": session.passive_costs,
             "promises": [
                 promise.as_json()
-                for promise in promises_of(
-                    self._config, privacy, contributions=session.passive_costs
+                for promise in list_guarantees(
+                    self._config, privacy, spent_by_passive=session.passive_costs
                 )
             ],
             "stated": session.cost_reports,
@@ -857,7 +857,7 @@ class TrainingLoop:
             steps=self.steps,
             privacy=privacy,
             contributions=self.session.passive_costs,
-            promises=promises_of(self._config, privacy, contributions=self.session.passive_costs),
+            promises=list_guarantees(self._config, privacy, spent_by_passive=self.session.passive_costs),
             stated=self.session.cost_reports,
             trained=self._labels.build_data(),
             recorded=self._callbacks.build_recording(),
@@ -967,7 +967,7 @@ class TrainingLoop:
         Noise of DP-SGD does not cover losses. If labels are used only after training
         (`train.labels: after`), steps have no task loss.
         """
-        return self._config.dp_sgd is None and not self._config.train.meets_labels_after
+        return self._config.dp_sgd is None and not self._config.train.is_exchange_label_free
 
     async def finish_epoch(self, *, is_last: bool) -> None:
         """Evaluate, have all parties save, and write metrics, each if it is due.
@@ -986,7 +986,7 @@ class TrainingLoop:
             self._warn_without_help()
         self._finished_epochs += 1
         is_evaluation_due = (
-            self._finished_epochs % config.evaluate_every == 0 and not config.meets_labels_after
+            self._finished_epochs % config.evaluate_every == 0 and not config.is_exchange_label_free
         )
         should_evaluate = is_last or is_evaluation_due
         if should_evaluate:
@@ -1125,7 +1125,7 @@ class TrainingLoop:
     def _list_guarantees(self) -> tuple[Promise, ...]:
         """Return the privacy guarantees of the run at its cost so far."""
         cost_by_passive = self.session.passive_costs
-        return promises_of(self._config, self.compute_privacy(), contributions=cost_by_passive)
+        return list_guarantees(self._config, self.compute_privacy(), spent_by_passive=cost_by_passive)
 
     @property
     def _largest_passive_cost(self) -> Mapping[str, Any] | None:
@@ -1162,7 +1162,7 @@ class TrainingLoop:
         costs_are_awaited = passives_add_noise and self._largest_passive_cost is None
         if method.epsilon_name == method.passives_epsilon_name and costs_are_awaited:
             return None
-        return worst_promise(self._list_guarantees(), method.epsilon_name)
+        return find_worst_guarantee(self._list_guarantees(), method.epsilon_name)
 
     def _report_progress(self, epoch: int) -> None:
         """Report step, loss, last score and privacy guarantee to the display.
@@ -1204,7 +1204,7 @@ def _find_largest_epsilon(guarantees: Sequence[Promise], figure: str) -> float |
     """
     if all(promise.figure != figure for promise in guarantees):
         return None
-    return worst_promise(guarantees, figure).epsilon
+    return find_worst_guarantee(guarantees, figure).epsilon
 
 
 def _find_first_minimum(values: Sequence[float]) -> int:

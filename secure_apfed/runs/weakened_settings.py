@@ -9,7 +9,7 @@ from pathlib import Path
 
 from secure_apfed.base.peer_text import quote_text
 from secure_apfed.runs.folder import SEALED_PROJECT
-from secure_apfed.settings.protection import find_departures
+from secure_apfed.settings.protection import find_weakened_settings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = ["describe_shared_organisations", "describe_weakened_settings"]
@@ -18,9 +18,9 @@ __all__ = ["describe_shared_organisations", "describe_weakened_settings"]
 def describe_weakened_settings(config: RunSettings) -> tuple[str, ...]:
     """Return a sentence for every setting that protects less than by default; empty for none."""
     return tuple(
-        f"{departure.setting} is {departure.value} ({departure.usual}), which protects "
+        f"{departure.setting} is {departure.value} ({departure.default_phrase}), which protects "
         f"{departure.whom} less: {departure.means}"
-        for departure in find_departures(config)
+        for departure in find_weakened_settings(config)
     )
 
 

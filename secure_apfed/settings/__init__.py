@@ -21,20 +21,20 @@ __all__ = [
     "THE_ACTIVE",
     "DecidedBy",
     "FollowsFrom",
+    "NoProtection",
     "Protection",
     "Settings",
     "SilentPassive",
-    "Unprotective",
-    "did_you_mean",
+    "describe_unknown_name",
     "protects",
-    "unknown_name",
+    "suggest_name",
 ]
 
-_MAX_SHOWN = 80
+_MAX_NAME_CHARACTERS = 80
 SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]
 """Reaction of a run to a passive that falls silent; see `secure_apfed.contract.Contract`."""
 
-Whom: TypeAlias = Literal["the passives", "the active", "everybody"]
+ProtectedParties: TypeAlias = Literal["the passives", "the active", "everybody"]
 """Parties whose data the value of a settings key protects."""
 
 
@@ -44,7 +44,7 @@ class DecidedBy:
     decides it.
     """
 
-    who: Literal["the active", "each party"]
+    decider: Literal["the active", "each party"]
 
 
 THE_ACTIVE = DecidedBy("the active")
@@ -59,36 +59,38 @@ class Protection:
     """A mark of a settings key whose value decides how well some party's data is protected.
 
     Attributes:
-        whom: the parties that it protects.
-        less: which values protect less: a lower or a higher number, or another name
-            (`order`).
-        means: the consequence of less protection, in half a sentence.
-        order: names from the most to the least protective; equally protective ones form a group.
-        null: how null counts among departures: as this number, as the least or as the most.
-        numbers: names of choices -> the number that each counts as.
-        read: makes the value of the settings that hold the key; None: the key's own value.
+        protected_parties: the parties that it protects.
+        weaker_values: which values protect less: a lower or a higher number, or another name
+            (`names_by_strength`).
+        consequence: the consequence of less protection, in half a sentence.
+        names_by_strength: names from the most to the least protective; equally protective ones form
+            a group.
+        null_strength: how null counts among departures: as this number, as the least or as the
+            most.
+        number_by_name: names of choices -> the number that each counts as.
+        read_value: makes the value of the settings that hold the key; None: the key's own value.
     """
 
-    whom: Whom
-    less: Literal["lower", "higher", "other"]
-    means: str
-    order: tuple[tuple[Any, ...], ...] = ()
-    null: float | Literal["least", "most"] = "least"
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    read: Callable[[Any], Any] | None = None
+    protected_parties: ProtectedParties
+    weaker_values: Literal["lower", "higher", "other"]
+    consequence: str
+    names_by_strength: tuple[tuple[Any, ...], ...] = ()
+    null_strength: float | Literal["least", "most"] = "least"
+    number_by_name: Mapping[str, float] = field(default_factory=dict)
+    read_value: Callable[[Any], Any] | None = None
 
     def compute_strength(self, value: Any) -> float:
         """Return how much a value protects, as a number that is higher for more protection.
 
         Unknown values protect least.
         """
-        if self.less == "other":
-            ranks = (-rank for rank, group in enumerate(self.order) if value in group)
+        if self.weaker_values == "other":
+            ranks = (-rank for rank, group in enumerate(self.names_by_strength) if value in group)
             return next(ranks, -math.inf)
-        if value is None and isinstance(self.null, str):
-            return math.inf if self.null == "most" else -math.inf
-        number = self._convert_to_number(self.null if value is None else value)
-        return number if self.less == "lower" else -number
+        if value is None and isinstance(self.null_strength, str):
+            return math.inf if self.null_strength == "most" else -math.inf
+        number = self._convert_to_number(self.null_strength if value is None else value)
+        return number if self.weaker_values == "lower" else -number
 
     def _convert_to_number(self, value: Any) -> float:
         """Return a value as a number: a name by `numbers`, a list or mapping by its length.
@@ -96,12 +98,12 @@ class Protection:
         An unknown name is NaN, which counts as less protective than any value.
         """
         if isinstance(value, str):
-            return self.numbers.get(value, math.nan)
+            return self.number_by_name.get(value, math.nan)
         if isinstance(value, Mapping | tuple | list):
             return float(len(value))
         return float(value)
 
-    def is_less(self, value: Any, reference: Any) -> bool:
+    def is_weaker(self, value: Any, reference: Any) -> bool:
         """Return whether a value protects less than the reference; True if they cannot be
         compared.
         """
@@ -110,7 +112,7 @@ class Protection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unprotective:
+class NoProtection:
     """A mark of a settings key whose value has no influence on protection."""
 
 
@@ -122,7 +124,7 @@ class FollowsFrom:
 
 
 def protects(
-    whom: Whom | Literal["nobody"],
+    protected_parties: ProtectedParties | Literal["nobody"],
     *,
     lower: str | None = None,
     higher: str | None = None,
@@ -131,11 +133,11 @@ def protects(
     null: float | Literal["least", "most"] = "least",
     numbers: Mapping[str, float] = {},
     read: Callable[[Any], Any] | None = None,
-) -> Protection | Unprotective:
+) -> Protection | NoProtection:
     """Return the mark of a settings key whose value protects these parties, or nobody.
 
     Args:
-        whom: the parties whose data the key's value protects.
+        protected_parties: the parties whose data the key's value protects.
         lower, higher, other: the consequence of a lower number, of a higher one, or of another name
             than the first; one of the three, and none for a key that protects nobody.
         order: with `other`, the names, the most protective first, equally protective ones as a
@@ -147,23 +149,25 @@ def protects(
         >>> mark.compute_strength(2) < mark.compute_strength(20)
         True
     """
-    if whom == "nobody":
-        return Unprotective()
-    meanings: dict[Literal["lower", "higher", "other"], str | None] = {
+    if protected_parties == "nobody":
+        return NoProtection()
+    consequence_by_weaker_values: dict[Literal["lower", "higher", "other"], str | None] = {
         "lower": lower,
         "higher": higher,
         "other": other,
     }
     # Exactly one of the three is given.
-    ((less, means),) = [(less, means) for less, means in meanings.items() if means is not None]
+    ((less, means),) = [
+        (less, means) for less, means in consequence_by_weaker_values.items() if means is not None
+    ]
     return Protection(
-        whom=whom,
-        less=less,
-        means=means,
-        order=tuple(group if isinstance(group, tuple) else (group,) for group in order),
-        null=null,
-        numbers=numbers,
-        read=read,
+        protected_parties=protected_parties,
+        weaker_values=less,
+        consequence=means,
+        names_by_strength=tuple(group if isinstance(group, tuple) else (group,) for group in order),
+        null_strength=null,
+        number_by_name=numbers,
+        read_value=read,
     )
 
 
@@ -197,7 +201,7 @@ class Settings(BaseModel):
         return terms
 
 
-def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str:
+def suggest_name(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str:
     """Return "did you mean 'x'?" with the known name that is closest; "" if none is close.
 
     `names`: the known names. `cutoff`: least similarity from 0 to 1, as of `difflib`.
@@ -206,12 +210,12 @@ def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str
     return f"did you mean {close_names[0]!r}?" if close_names else ""
 
 
-def unknown_name(name: str, names: Iterable[str]) -> str:
+def describe_unknown_name(name: str, names: Iterable[str]) -> str:
     """Return the error's text for a name that is not among the known `names`: with the nearest one,
     if any is close, and all of them.
     """
     known_names = list(names)
-    shortened = name[:_MAX_SHOWN]
-    guess = did_you_mean(shortened, known_names)
+    shortened = name[:_MAX_NAME_CHARACTERS]
+    guess = suggest_name(shortened, known_names)
     introduction = f"{guess} Known" if guess else "known"
     return f"{shortened!r} is unknown; {introduction} are {', '.join(known_names)}"

@@ -61,7 +61,7 @@ class AlignmentSettings(Settings):
                 ("opprf", "opprf_ot", "circuit", "circuit_ot", "circuit_crypten"),
                 ("vole", "ot", "ecdh"),
             ),
-            read=attrgetter("backend"),
+            read=attrgetter("selected_protocol"),
         ),
     ] = "auto"
     dealer: Annotated[
@@ -125,7 +125,7 @@ class AlignmentSettings(Settings):
         return self
 
     @property
-    def backend(self) -> str:
+    def selected_protocol(self) -> str:
         """The key of `apfed_protocols.psi.SET_INTERSECTIONS` that these settings select."""
         if self.protocol != _AUTO:
             return self.protocol
@@ -137,19 +137,19 @@ class AlignmentSettings(Settings):
         """Return the settings that all parties sign, with the selected protocol in place of `auto`
         and of the choices that lead to it.
         """
-        return super().collect_terms() | {"protocol": self.backend}
+        return super().collect_terms() | {"protocol": self.selected_protocol}
 
-    def for_a_trial(self) -> "AlignmentSettings":
+    def for_trial_ids(self) -> "AlignmentSettings":
         """Return the settings for a trial with IDs that need no protection.
 
         Overlaps may be shown, any number of common rows is enough, and no history counts the run,
         so that every protocol may be tried.
         """
-        changes = {
-            "protocol": self.backend,
+        unprotected_values = {
+            "protocol": self.selected_protocol,
             "pairwise_overlaps": "shown",
             "minimum_rows": 1,
             "history": None,
             "runs_with_a_peer": None,
         }
-        return self.model_copy(update=changes)
+        return self.model_copy(update=unprotected_values)

@@ -13,15 +13,15 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.base.names import ByParty, ColumnName, DateFormat, Name, PartyName
 from secure_apfed.settings import Settings, protects
-from secure_apfed.settings.plugins import CODE_NAME, note_code
+from secure_apfed.settings.plugins import IMPORT_PATH, trust_own_code
 
-TABLES = "tables"
+OWN_TABLES = "tables"
 """Value of `dataset` for the parties' own tables."""
 
-OWN_ROWS = "own"
+ROWS_BY_OWN_CODE = "own"
 """Value of `rows` for code that the party names in its own file."""
 
-BUILT_IN_ACTIVE = "active"
+BUILT_IN_ACTIVE_NAME = "active"
 """The active's name where the set is built in."""
 
 MAX_PARTIES = 1024
@@ -31,16 +31,16 @@ MAX_CATEGORIES = 256
 """Largest number of categories of one column that get a feature each."""
 
 # Where a database's password may be.
-_CREDENTIALS = "{env: NAME}, or {file: PATH} of a file of mode 600"
+_CREDENTIALS_FORM = "{env: NAME}, or {file: PATH} of a file of mode 600"
 # The password in a URL as SQLAlchemy finds it, or under these keys after the question mark.
-_PASSWORD = re.compile(
+_PASSWORD_PATTERN = re.compile(
     r"[\w+.-]+://([^:/]*:[^@]*@|.*[?&;][^=]*(pass|pwd|secret|token|odbc_connect)[^=]*=)", re.I
 )
 # What is no SQL: texts, names in quotes and comments.
-_QUOTED = re.compile(
+_QUOTED_SQL = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*.*?\*/""", re.S
 )
-_WRITES = r"\b(insert|update|delete|merge|into|create|drop|alter|truncate)\b"
+_WRITING_KEYWORDS = r"\b(insert|update|delete|merge|into|create|drop|alter|truncate)\b"
 
 Missing: TypeAlias = Literal["error", "mean", "drop"]
 _Share = Annotated[float, Field(gt=0, lt=1)]
@@ -82,11 +82,11 @@ class ViewColumns(Settings):
         if self.sequence is None:
             return self
         steps, channels = self.sequence
-        needed = 1 + steps * channels  # the first says how many steps are in use
-        if len(self.columns) != needed:
+        column_count = 1 + steps * channels  # the first says how many steps are in use
+        if len(self.columns) != column_count:
             raise ValueError(
                 f"sequence: {steps} steps of {channels} channels and the number of steps in use "
-                f"are {needed} columns, got {len(self.columns)}"
+                f"are {column_count} columns, got {len(self.columns)}"
             )
         return self
 
@@ -110,48 +110,48 @@ class Database(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_address(cls, raw: Any) -> Any:
+    def _check_url_and_credentials(cls, given_settings: Any) -> Any:
         """Refuse malformed settings here, before validation, since pydantic's errors would show
         their values, among them a password.
 
-        `raw`: the settings as they were given.
+        `given_settings`: the settings as they were given.
         """
-        values = raw.__dict__ if isinstance(raw, Database) else raw
+        values = given_settings.__dict__ if isinstance(given_settings, Database) else given_settings
         if not isinstance(values, Mapping):
             raise ValueError("expected url and query, and credentials where it asks for a password")
         url = str(values.get("url"))
-        credentials = values.get("credentials", {"env": ""})
-        if _PASSWORD.match(url):
+        credentials = values.get("credentials")
+        if _PASSWORD_PATTERN.match(url):
             raise ValueError(
                 "url: it holds a password, which would stand in every copy of this file; leave it "
-                f"out, and say where it is: credentials: {_CREDENTIALS}"
+                f"out, and say where it is: credentials: {_CREDENTIALS_FORM}"
             )
         if not re.match(r"\w[\w+]*://", url):
             raise ValueError(
                 "url: expected one as sqlite:///crm.db or postgresql+psycopg://me@host/x"
             )
-        has_one_key = isinstance(credentials, Mapping) and [*credentials] in (["env"], ["file"])
-        if credentials is not None and not has_one_key:
-            raise ValueError(f"credentials: expected {_CREDENTIALS}")
-        return raw
+        has_one_place = isinstance(credentials, Mapping) and [*credentials] in (["env"], ["file"])
+        if credentials is not None and not has_one_place:
+            raise ValueError(f"credentials: expected {_CREDENTIALS_FORM}")
+        return given_settings
 
     @field_validator("query")
     @classmethod
     def _check_query(cls, query: str) -> str:
         """Refuse a query that is not one ordered SELECT, or that could write."""
         # Without texts, quoted names and comments, in which any word may stand.
-        plain_sql = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
-        if ";" in plain_sql:
+        sql_without_quotes = _QUOTED_SQL.sub(" ", query).strip().rstrip("; \n").lower()
+        if ";" in sql_without_quotes:
             raise ValueError("has several statements; give one SELECT")
-        if not re.match(r"(select|with)\b", plain_sql):
+        if not re.match(r"(select|with)\b", sql_without_quotes):
             raise ValueError("is no SELECT, which alone reads a table")
-        write_words = re.findall(_WRITES, plain_sql)
-        if write_words:
+        writing_keywords = re.findall(_WRITING_KEYWORDS, sql_without_quotes)
+        if writing_keywords:
             raise ValueError(
-                f"{write_words[0].upper()} writes, and a table is only read; quote it if it is a "
-                "name"
+                f"{writing_keywords[0].upper()} writes, and a table is only read; quote it if it "
+                "is a name"
             )
-        if not re.search(r"\border\s+by\b", plain_sql):
+        if not re.search(r"\border\s+by\b", sql_without_quotes):
             raise ValueError("has no ORDER BY: any row may come first")
         return query
 
@@ -206,16 +206,16 @@ class PartySettings(Settings):
         return self.file is not None or self.database is not None
 
     @property
-    def is_here(self) -> bool:
+    def is_read_from_file(self) -> bool:
         """True if the settings name a file of the table or rows, and no code makes its rows."""
-        is_named = self.file is not None or (self.rows is not None and not self.has_table)
-        return is_named and self.rows_code is None
+        names_a_file = self.file is not None or (self.rows is not None and not self.has_table)
+        return names_a_file and self.rows_import_path is None
 
     @property
-    def rows_code(self) -> str | None:
+    def rows_import_path(self) -> str | None:
         """The code that makes its rows, as package.module:Name, or "own"; None: no code."""
         rows = self.rows or ""
-        return rows if rows == OWN_ROWS or CODE_NAME.fullmatch(rows) else None
+        return rows if rows == ROWS_BY_OWN_CODE or IMPORT_PATH.fullmatch(rows) else None
 
     @model_validator(mode="after")
     def _check_rows_settings(self) -> Self:
@@ -225,8 +225,8 @@ class PartySettings(Settings):
         """
         if self.rows is None:
             return self
-        if self.rows_code not in (None, OWN_ROWS):
-            note_code(self.rows)
+        if self.rows_import_path not in (None, ROWS_BY_OWN_CODE):
+            trust_own_code(self.rows)
         column_keys = ("numeric", "categorical", "encoding")
         given_keys = [key for key in column_keys if getattr(self, key) is not None]
         if given_keys:
@@ -377,7 +377,7 @@ class DataSettings(Settings):
         All other settings of data concern single parties.
         """
         keys = {"partition", "labels_at"}
-        if self.horizontal or self.labels_at:
+        if self.is_horizontal or self.labels_at:
             keys.add("classes")
             if self.positive is not None:
                 keys.add("positive")
@@ -396,30 +396,30 @@ class DataSettings(Settings):
     @property
     def active_name(self) -> str:
         """The active party's name; built-in sets have fixed names."""
-        return self.active if self.dataset == TABLES else BUILT_IN_ACTIVE
+        return self.active if self.dataset == OWN_TABLES else BUILT_IN_ACTIVE_NAME
 
     @property
-    def horizontal(self) -> bool:
+    def is_horizontal(self) -> bool:
         """True if parties have different people with the same features and labels."""
         return self.partition == "horizontal"
 
-    def id_columns(self, name: str) -> tuple[str, ...]:
-        """Return the columns that identify a row in the own table of the party `name`."""
-        columns = (self.parties or {})[name].id_column or self.id_column
+    def find_id_columns(self, party: str) -> tuple[str, ...]:
+        """Return the columns that identify a row in the own table of the party `party`."""
+        columns = (self.parties or {})[party].id_column or self.id_column
         return (columns,) if isinstance(columns, str) else columns
 
-    def missing_at(self, name: str) -> Missing:
-        """Return how the party `name` treats empty cells."""
-        return (self.parties or {})[name].missing or self.missing
+    def find_missing_rule(self, party: str) -> Missing:
+        """Return how the party `party` treats empty cells."""
+        return (self.parties or {})[party].missing or self.missing
 
-    def date_formats_at(self, name: str) -> tuple[str, ...]:
-        """Return the date formats in the own table of the party `name`."""
-        own_formats = (self.parties or {})[name].date_formats
+    def find_date_formats(self, party: str) -> tuple[str, ...]:
+        """Return the date formats in the own table of the party `party`."""
+        own_formats = (self.parties or {})[party].date_formats
         return self.date_formats if own_formats is None else own_formats
 
-    def holds_labels(self, name: str) -> bool:
-        """Return whether the party `name` has labels of its people."""
-        return self.horizontal or name == self.active_name or name in self.labels_at
+    def has_labels(self, party: str) -> bool:
+        """Return whether the party `party` has labels of its people."""
+        return self.is_horizontal or party == self.active_name or party in self.labels_at
 
     @field_validator("classes")
     @classmethod
@@ -456,9 +456,9 @@ class DataSettings(Settings):
             raise ValueError("give rows or rows_per_class, not both")
         if self.aligned is not None and self.overlap != 1:
             raise ValueError("give aligned or overlap, not both")
-        if self.clients is not None and not self.horizontal:
+        if self.clients is not None and not self.is_horizontal:
             raise ValueError("clients: is the number of parties under partition: horizontal only")
-        if self.labels_at and self.horizontal:
+        if self.labels_at and self.is_horizontal:
             raise ValueError(
                 "labels_at: under partition: horizontal all parties hold labels; leave it out"
             )

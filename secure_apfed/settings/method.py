@@ -212,7 +212,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def epsilon_name(self) -> ReleaseEpsilonName:
-        """The name of the epsilon that covers a party's messages, one of `promises.FIGURES`."""
+        """The name of the epsilon that covers a party's messages, as in `MEANING_BY_EPSILON`."""
         sends_representations = self.representation_sender is not None or not self.has_passives
         return "epsilon_x" if sends_representations else self.passives_epsilon_name
 

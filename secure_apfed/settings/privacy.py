@@ -7,8 +7,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from secure_apfed.settings import Settings, did_you_mean, protects, unknown_name
-from secure_apfed.settings.plugins import CODE_NAME, CodeName, expand_name, list_declared
+from secure_apfed.settings import Settings, describe_unknown_name, protects, suggest_name
+from secure_apfed.settings.plugins import (
+    IMPORT_PATH,
+    ImportPath,
+    expand_name,
+    list_installed_plugins,
+)
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
@@ -36,7 +41,7 @@ class GuardSettings(Settings):
     """
 
     mechanism: Annotated[
-        Literal["none", "gaussian", "frozen_gaussian"] | CodeName,
+        Literal["none", "gaussian", "frozen_gaussian"] | ImportPath,
         protects(
             "the active",
             other="representations, if any, are sent without noise",
@@ -71,9 +76,9 @@ class GuardSettings(Settings):
         if not isinstance(mechanism, str) or mechanism in _GUARDS:
             return mechanism
         code = expand_name(mechanism, "guards")
-        if not CODE_NAME.fullmatch(code):
-            known = (*_GUARDS, *list_declared("guards"))
-            suggestion = did_you_mean(mechanism, known, cutoff=0.7)
+        if not IMPORT_PATH.fullmatch(code):
+            known = (*_GUARDS, *list_installed_plugins("guards"))
+            suggestion = suggest_name(mechanism, known, cutoff=0.7)
             advice = f"; {suggestion}" if suggestion else ""
             raise ValueError(
                 f"expected one of {', '.join(map(repr, known))}, got {mechanism[:60]!r}{advice}"
@@ -197,12 +202,12 @@ class MarvellSettings(Settings):
     ] = Field(4.0, gt=0, le=1e6)
 
 
-class DefenceOfOthers(Settings):
+class PluginDefence(Settings):
     """A defence outside of this package, as package.module:Name; keys other than `kind` are its
     `options`.
     """
 
-    kind: Annotated[CodeName, protects("nobody")]
+    kind: Annotated[ImportPath, protects("nobody")]
     options: Annotated[dict[str, Any], protects("nobody")] = {}
 
     @model_validator(mode="before")
@@ -218,8 +223,10 @@ class DefenceOfOthers(Settings):
         if not isinstance(content, Mapping):
             return content
         code = expand_name(content["kind"], "defences")
-        if not CODE_NAME.fullmatch(code):
-            raise ValueError(unknown_name(code, (*_DEFENCES, *list_declared("defences"))))
+        if not IMPORT_PATH.fullmatch(code):
+            raise ValueError(
+                describe_unknown_name(code, (*_DEFENCES, *list_installed_plugins("defences")))
+            )
         if "options" in content:
             return {**content, "kind": code}
         return {"kind": code, "options": {key: content[key] for key in content if key != "kind"}}
@@ -243,14 +250,14 @@ def kind(defence: Any) -> Any:
     name = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
     if not isinstance(name, str) or name in _DEFENCES:
         return name
-    is_plug_in = CODE_NAME.fullmatch(name) or list_declared("defences")
+    is_plug_in = IMPORT_PATH.fullmatch(name) or list_installed_plugins("defences")
     return _PLUG_IN_TAG if is_plug_in else name
 
 
 DefenceSettings = Annotated[
     Annotated[CompressionSettings, Tag("compression")]
     | Annotated[MarvellSettings, Tag("marvell")]
-    | Annotated[DefenceOfOthers, Tag(_PLUG_IN_TAG)],
+    | Annotated[PluginDefence, Tag(_PLUG_IN_TAG)],
     Discriminator(kind),
 ]
 """The settings of any defence, told apart by `kind`."""

@@ -1,9 +1,9 @@
-"""The privacy promises of a run or of one of its parties; all displays read them here.
+"""The privacy guarantees of a run or of one of its parties; all displays read them here.
 
 Run by: every surface that shows an epsilon, for people or for programs (the terminal, status lines,
-metrics, results, reports, tables, plans and audit logs). A promise is one of three: a finite
+metrics, results, reports, tables, plans and audit logs). A guarantee is one of three: a finite
 epsilon with its delta; "no guarantee", with the reason; or "nothing is sent", where nothing of that
-kind leaves. An epsilon of 0 is no promise: it stands nowhere.
+kind leaves. An epsilon of 0 is no guarantee: it stands nowhere.
 
 In JSON an infinite epsilon is the text "inf", and the epsilon of "nothing is sent" is null.
 """
@@ -18,33 +18,35 @@ if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
 __all__ = [
-    "FIGURES",
+    "MEANING_BY_EPSILON",
     "NOTHING_SENT",
-    "NO_ACCOUNT",
     "NO_GUARANTEE",
-    "Figure",
+    "NO_PRIVACY_SPENT",
+    "EpsilonName",
+    "GuaranteeState",
     "Promise",
     "Spent",
-    "State",
+    "derive_guarantee",
     "describe_epsilon",
-    "epsilon_words",
-    "figure_title",
-    "list_epsilons",
-    "promise_of_account",
-    "promise_of_party",
-    "promises_of",
-    "worst_promise",
+    "find_party_guarantee",
+    "find_worst_guarantee",
+    "format_epsilon_title",
+    "list_epsilons_by_title",
+    "list_guarantees",
+    "spell_epsilon",
 ]
 
-Figure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c", "epsilon_y", "epsilon_model"]
-State: TypeAlias = Literal["bounded", "no guarantee", "nothing is sent"]
+EpsilonName: TypeAlias = Literal[
+    "epsilon_x", "epsilon_v", "epsilon_c", "epsilon_y", "epsilon_model"
+]
+GuaranteeState: TypeAlias = Literal["bounded", "no guarantee", "nothing is sent"]
 
 NO_GUARANTEE: Literal["no guarantee"] = "no guarantee"
-NO_ACCOUNT = "no account, since no noise of its own is agreed"
+NO_PRIVACY_SPENT = "no account, since no noise of its own is agreed"
 """Text in place of the accounts of a passive that has none, as it adds no noise of its own."""
 NOTHING_SENT: Literal["nothing is sent"] = "nothing is sent"
 
-FIGURES: Mapping[str, tuple[str, str]] = {
+MEANING_BY_EPSILON: Mapping[str, tuple[str, str]] = {
     "epsilon_x": ("one row's releases", "encoder"),
     "epsilon_v": ("one person's votes", "labeller"),
     "epsilon_c": ("one person in sums", "networks"),
@@ -53,7 +55,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
 }
 """Meaning of each privacy figure by its name, and the part of the model that it holds fixed."""
 
-_WITHOUT_NOISE: Mapping[str, str] = {
+_NOISELESS_REASON_BY_FACT: Mapping[str, str] = {
     "representations are summed": "sums of representations are opened without noise",
     "gradients are summed": "sums of gradients are opened without noise",
     "projections are summed": "sums of projections are opened without noise",
@@ -63,7 +65,7 @@ _WITHOUT_NOISE: Mapping[str, str] = {
     "passives vote": "votes are opened without noise",
 }
 """Reasons why the passives' epsilon is infinite where they add no noise, by fact of the method."""
-_LABELS_LEAVE: Mapping[str, str] = {
+_LABEL_EXPOSURE_BY_FACT: Mapping[str, str] = {
     "labels are shown": "labels are shown to the passives as they are",
     "votes of encrypted labels are summed": "labels leave encrypted, without noise",
     "gradients are returned": "gradients that depend on labels are returned without noise",
@@ -73,9 +75,9 @@ _LABELS_LEAVE: Mapping[str, str] = {
 the method."""
 
 
-_UNGUARDED = "representations are sent without a guard"
-_NOT_YET = "nothing was sent yet"
-_OWN_ROWS_OF_ALL = frozenset({"weights are averaged", "tables are decomposed"})
+_UNGUARDED_REASON = "representations are sent without a guard"
+_NOTHING_SENT_YET = "nothing was sent yet"
+_FACTS_OF_ACTIVE_RELEASES = frozenset({"weights are averaged", "tables are decomposed"})
 """Facts of methods by which the active also releases data of its own features, as passives do."""
 
 
@@ -103,7 +105,7 @@ class Promise:
     """The privacy guarantee of a run by one epsilon, such as epsilon_x of representations.
 
     Attributes:
-        figure: name of the epsilon, one of `FIGURES`.
+        figure: name of the epsilon, one of `MEANING_BY_EPSILON`.
         epsilon: finite and above 0; infinite: no guarantee; None: nothing of that kind is sent.
         delta: delta of the guarantee; None: unknown.
         releases: T, the most releases of one row that it covers; None: none are counted.
@@ -111,7 +113,7 @@ class Promise:
         why: the reason where there is no guarantee, or nothing is sent.
     """
 
-    figure: Figure
+    figure: EpsilonName
     epsilon: float | None
     delta: float | None = None
     releases: int | None = None
@@ -119,7 +121,7 @@ class Promise:
     why: str = ""
 
     @property
-    def state(self) -> State:
+    def state(self) -> GuaranteeState:
         """Whether the guarantee is bounded, missing, or not needed since nothing is sent."""
         if self.epsilon is None:
             return NOTHING_SENT
@@ -149,23 +151,25 @@ class Promise:
         return f"{self.text}: {self.why}"
 
     @property
-    def short(self) -> str:
+    def short_text(self) -> str:
         """Name and value of the epsilon only, for a status line."""
         return describe_epsilon(self.figure, self.epsilon)
 
-    def format_title(self, *, fixed: bool = False) -> str:
+    def format_title(self, *, names_fixed_part: bool = False) -> str:
         """Return the title of the epsilon: its name, its party, and what it covers.
 
-        `fixed`: whether to add which part of the model the guarantee holds fixed.
+        `names_fixed_part`: whether to add which part of the model the guarantee holds fixed.
         """
-        return figure_title(self.figure, of=self.party, fixed=fixed)
+        return format_epsilon_title(
+            self.figure, party=self.party, names_fixed_part=names_fixed_part
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; `secure_apfed.base.files.to_json` writes infinity as "inf"."""
         return {"state": self.state, **asdict(self)}
 
 
-def epsilon_words(epsilon: float | None) -> str:
+def spell_epsilon(epsilon: float | None) -> str:
     """Return a finite epsilon as a number, an infinite one as "no guarantee", and None as "nothing
     is sent".
     """
@@ -174,48 +178,50 @@ def epsilon_words(epsilon: float | None) -> str:
     return NO_GUARANTEE if math.isinf(epsilon) else f"{epsilon:.3g}"
 
 
-def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
-    """Return epsilons by the titles of their promises; infinite where there is no guarantee.
+def list_epsilons_by_title(guarantees: Iterable[Promise]) -> dict[str, float]:
+    """Return epsilons by the titles of their guarantees; infinite where there is no guarantee.
 
     Promises about data that are not sent have no epsilon and are left out.
     """
     return {
-        promise.format_title(): promise.epsilon
-        for promise in promises
-        if promise.epsilon is not None
+        guarantee.format_title(): guarantee.epsilon
+        for guarantee in guarantees
+        if guarantee.epsilon is not None
     }
 
 
-def describe_epsilon(figure: str, epsilon: float | None) -> str:
+def describe_epsilon(epsilon_name: str, epsilon: float | None) -> str:
     """Return name and value of an epsilon for a status line.
 
     Examples:
         >>> describe_epsilon("epsilon_x", 8.0), describe_epsilon("epsilon_c", math.inf)
         ('epsilon_x 8', 'epsilon_c no guarantee')
     """
-    return f"{figure} {epsilon_words(epsilon)}"
+    return f"{epsilon_name} {spell_epsilon(epsilon)}"
 
 
-def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
+def format_epsilon_title(
+    epsilon_name: str, *, party: str = "", names_fixed_part: bool = False
+) -> str:
     """Return the title of an epsilon: its name, its party, and what it covers.
 
     Args:
-        figure: name of the epsilon, one of `FIGURES`.
-        of: the party; "": it is not named.
-        fixed: whether to add which part of the model the guarantee holds fixed.
+        epsilon_name: name of the epsilon, one of `MEANING_BY_EPSILON`.
+        party: the party; "": it is not named.
+        names_fixed_part: whether to add which part of the model the guarantee holds fixed.
 
     Examples:
-        >>> figure_title("epsilon_v", of="shop", fixed=True)
+        >>> format_epsilon_title("epsilon_v", party="shop", names_fixed_part=True)
         "epsilon_v of shop, one person's votes, labeller held fixed"
     """
-    meaning, fixed_part = FIGURES[figure]
-    owner = f" of {of}" if of else ""
-    assumption = f", {fixed_part} held fixed" if fixed and fixed_part else ""
-    return f"{figure}{owner}, {meaning}{assumption}"
+    meaning, fixed_part = MEANING_BY_EPSILON[epsilon_name]
+    party_text = f" of {party}" if party else ""
+    fixed_part_text = f", {fixed_part} held fixed" if names_fixed_part and fixed_part else ""
+    return f"{epsilon_name}{party_text}, {meaning}{fixed_part_text}"
 
 
-def promises_of(
-    config: "RunSettings", spent: Spent, *, contributions: Mapping[str, Mapping[str, Any]]
+def list_guarantees(
+    config: "RunSettings", spent: Spent, *, spent_by_passive: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Promise, ...]:
     """Return all privacy guarantees of a run, or of its forecast.
 
@@ -224,67 +230,71 @@ def promises_of(
     Args:
         config: settings of the run; the facts of its method define which data each party sends.
         spent: the cost of representations, labels and the model.
-        contributions: passive that adds noise to what it sends -> the privacy cost of this: figure
-            (kind of epsilon), epsilon, delta and releases.
+        spent_by_passive: passive that adds noise to what it sends -> the privacy cost of this:
+            figure (kind of epsilon), epsilon, delta and releases.
     """
     method = config.method
-    feature_promises = [
-        *_list_representation_promises(method, spent),
-        *_list_passive_promises(config, contributions),
+    feature_guarantees = [
+        *_list_representation_guarantees(method, spent),
+        *_list_passive_guarantees(config, spent_by_passive),
     ]
     # The one that covers a party's messages comes first.
-    feature_promises.sort(key=lambda promise: promise.figure != method.epsilon_name)
-    label_promise = Promise(
+    feature_guarantees.sort(key=lambda guarantee: guarantee.figure != method.epsilon_name)
+    label_guarantee = Promise(
         figure="epsilon_y",
         epsilon=spent.epsilon_y,
         delta=spent.delta,
         why="" if math.isfinite(spent.epsilon_y) else _explain_label_exposure(config),
     )
-    model_promise = Promise(
+    model_guarantee = Promise(
         figure="epsilon_model",
         epsilon=spent.epsilon_model,
         delta=spent.delta,
         why="" if math.isfinite(spent.epsilon_model) else "the model is not trained privately",
     )
-    return (*feature_promises, label_promise, model_promise)
+    return (*feature_guarantees, label_guarantee, model_guarantee)
 
 
 def _explain_label_exposure(config: "RunSettings") -> str:
     """Return why the epsilon of a training label is infinite in a run with these settings."""
-    if config.train.meets_labels_after:
+    if config.train.is_exchange_label_free:
         return "no message depends on a label, but the finished model does, without noise"
     return "no label privacy and no private training"
 
 
-def _list_representation_promises(method: "MethodSettings", spent: Spent) -> Iterator[Promise]:
-    """Yield the promise for representations if they are sent, or that nothing is sent if the active
+def _list_representation_guarantees(method: "MethodSettings", spent: Spent) -> Iterator[Promise]:
+    """Yield the guarantee for representations if they are sent, or that nothing is sent if the
+    active
     trains without passives; else nothing.
 
     `spent`: the cost of the run's releases.
     """
     method_facts = method.exchange_facts
     if "representations are sent" in method_facts:
-        reason = "" if math.isfinite(spent.epsilon_x) else _UNGUARDED
-        yield _make_promise("epsilon_x", spent.epsilon_x, spent.delta, spent.releases, why=reason)
+        reason = "" if math.isfinite(spent.epsilon_x) else _UNGUARDED_REASON
+        yield _make_guarantee(
+            "epsilon_x", spent.epsilon_x, spent.delta, spent.releases, reason=reason
+        )
     elif "passives take part" not in method_facts:
         yield Promise(figure="epsilon_x", epsilon=None, why="the active trains alone")
 
 
-def _list_passive_promises(
-    config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
+def _list_passive_guarantees(
+    config: "RunSettings", spent_by_passive: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Promise]:
-    """Yield the promises for what passives send other than representations: votes or contributions
+    """Yield the guarantees for what passives send other than representations: votes or
+    contributions
     to sums.
 
     One for each passive with a privacy cost or, if there is none, one without a guarantee.
 
-    `contributions`: passive that adds noise -> the privacy cost of what it sends.
+    `spent_by_passive`: passive that adds noise -> the privacy cost of what it sends.
     """
-    for passive, cost in contributions.items():
-        yield promise_of_account(cost, party=passive)
+    for passive, privacy_spent in spent_by_passive.items():
+        yield derive_guarantee(privacy_spent, party=passive)
     method = config.method
     reason = _explain_missing_noise(method)
-    if contributions or not reason:
+    if spent_by_passive or not reason:
         return
     if method.find_noise(config) is not None:
         # There is noise, but only the passives know their costs.
@@ -297,110 +307,127 @@ def _explain_missing_noise(method: "MethodSettings") -> str:
     "": the method has neither.
     """
     method_facts = method.exchange_facts
-    return next((reason for fact, reason in _WITHOUT_NOISE.items() if fact in method_facts), "")
-
-
-def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
-    """Return the promise that follows from one privacy cost.
-
-    `account`: the cost: figure (name of the epsilon), epsilon, delta and releases. `party`: whose
-    messages caused it; "": not named.
-    """
-    epsilon = float(account["epsilon"])
-    reason = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
-    return _make_promise(
-        account["figure"], epsilon, account["delta"], account["releases"], party=party, why=reason
+    return next(
+        (reason for fact, reason in _NOISELESS_REASON_BY_FACT.items() if fact in method_facts), ""
     )
 
 
-def _make_promise(
-    figure: Figure,
+def derive_guarantee(privacy_spent: Mapping[str, Any], *, party: str = "") -> Promise:
+    """Return the guarantee that follows from one privacy cost.
+
+    `privacy_spent`: the cost: figure (name of the epsilon), epsilon, delta and releases. `party`:
+    whose messages caused it; "": not named.
+    """
+    epsilon = float(privacy_spent["epsilon"])
+    reason = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
+    return _make_guarantee(
+        privacy_spent["figure"],
+        epsilon,
+        privacy_spent["delta"],
+        privacy_spent["releases"],
+        party=party,
+        reason=reason,
+    )
+
+
+def _make_guarantee(
+    epsilon_name: EpsilonName,
     epsilon: float,
     delta: float | None,
     releases: int | None,
     *,
     party: str = "",
-    why: str = "",
+    reason: str = "",
 ) -> Promise:
-    """Return the promise for an epsilon; of epsilon 0 it says that nothing was sent yet.
+    """Return the guarantee for an epsilon; of epsilon 0 it says that nothing was sent yet.
 
     Args:
-        figure: name of the epsilon.
+        epsilon_name: name of the epsilon.
         epsilon, delta: the privacy cost.
         releases: the most releases of one row that it covers; None: not counted.
         party: whose rows it protects; "": not named.
-        why: the reason if epsilon is infinite; else "".
+        reason: the reason if epsilon is infinite; else "".
     """
     if epsilon == 0:
-        return Promise(figure=figure, epsilon=None, party=party, why=_NOT_YET)
+        return Promise(figure=epsilon_name, epsilon=None, party=party, why=_NOTHING_SENT_YET)
     return Promise(
-        figure=figure, epsilon=epsilon, delta=delta, releases=releases, party=party, why=why
+        figure=epsilon_name,
+        epsilon=epsilon,
+        delta=delta,
+        releases=releases,
+        party=party,
+        why=reason,
     )
 
 
-def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
-    """Return the promise with the largest epsilon among those for one kind of epsilon.
+def find_worst_guarantee(guarantees: Iterable[Promise], epsilon_name: str) -> Promise:
+    """Return the guarantee with the largest epsilon among those for one kind of epsilon.
 
-    `figure`: name of the epsilon, such as epsilon_x. Raises ValueError: no promise has this name.
+    `epsilon_name`: name of the epsilon, such as epsilon_x. Raises ValueError: no guarantee has this
+    name.
     """
-    candidates = [promise for promise in promises if promise.figure == figure]
+    candidates = [guarantee for guarantee in guarantees if guarantee.figure == epsilon_name]
     if not candidates:
-        raise ValueError(f"nothing is promised by {figure}")
-    return max(candidates, key=lambda promise: promise.epsilon or 0.0)
+        raise ValueError(f"nothing is promised by {epsilon_name}")
+    return max(candidates, key=lambda guarantee: guarantee.epsilon or 0.0)
 
 
-def promise_of_party(
-    config: "RunSettings", role: str, accounts: Sequence[Mapping[str, Any]]
+def find_party_guarantee(
+    config: "RunSettings", role: str, spent_by_ledger: Sequence[Mapping[str, Any]]
 ) -> Promise:
     """Return the privacy guarantee for the people in one party's table, about what it sends.
 
     Args:
         config: settings of the run.
         role: role of the party in it: active, passive, aggregator or dealer.
-        accounts: privacy costs in its ledgers, without those of private updates, which send
+        spent_by_ledger: privacy costs in its ledgers, without those of private updates, which send
             nothing; the highest counts.
     """
-    if accounts:
-        highest_cost = max(accounts, key=lambda account: float(account["epsilon"]))
-        return promise_of_account(highest_cost)
+    if spent_by_ledger:
+        highest_spent = max(spent_by_ledger, key=lambda account: float(account["epsilon"]))
+        return derive_guarantee(highest_spent)
     if role not in ("active", "passive"):
         return Promise(figure=config.method.epsilon_name, epsilon=None, why="it holds no table")
-    feature_promise = _find_feature_promise(config, role)
-    if feature_promise is not None:
-        return feature_promise
-    label_promise = _find_label_promise(config) if role == "active" else None
-    if label_promise is not None:
-        return label_promise
+    feature_guarantee = _find_feature_guarantee(config, role)
+    if feature_guarantee is not None:
+        return feature_guarantee
+    label_guarantee = _find_label_guarantee(config) if role == "active" else None
+    if label_guarantee is not None:
+        return label_guarantee
     return Promise(
         figure=config.method.epsilon_name, epsilon=None, why="nothing of its rows leaves"
     )
 
 
-def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
-    """Return the promise for the features of a party whose ledgers record no cost yet; None: it
+def _find_feature_guarantee(config: "RunSettings", role: str) -> Promise | None:
+    """Return the guarantee for the features of a party whose ledgers record no cost yet; None: it
     sends nothing that depends on its features.
 
     `role`: active or passive.
     """
     method = config.method
-    side = "active" if role == "active" else "passives"
-    if method.representation_sender == side:
+    sender = "active" if role == "active" else "passives"
+    if method.representation_sender == sender:
         if config.guard.mechanism == "none":
-            return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED)
-        return Promise(figure="epsilon_x", epsilon=None, why=_NOT_YET)
+            return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED_REASON)
+        return Promise(figure="epsilon_x", epsilon=None, why=_NOTHING_SENT_YET)
     reason = _explain_missing_noise(method)
-    sends_own_rows = role == "passive" or bool(_OWN_ROWS_OF_ALL & method.exchange_facts)
+    sends_own_rows = role == "passive" or bool(_FACTS_OF_ACTIVE_RELEASES & method.exchange_facts)
     if not reason or not sends_own_rows:
         return None
     if method.find_noise(config) is not None:
-        return Promise(figure=method.passives_epsilon_name, epsilon=None, why=_NOT_YET)
+        return Promise(figure=method.passives_epsilon_name, epsilon=None, why=_NOTHING_SENT_YET)
     return Promise(figure=method.passives_epsilon_name, epsilon=math.inf, why=reason)
 
 
-def _find_label_promise(config: "RunSettings") -> Promise | None:
-    """Return the promise for the active's labels; None: nothing that depends on them is sent."""
+def _find_label_guarantee(config: "RunSettings") -> Promise | None:
+    """Return the guarantee for the active's labels; None: nothing that depends on them is sent."""
     reason = next(
-        (reason for fact, reason in _LABELS_LEAVE.items() if fact in config.method.exchange_facts),
+        (
+            reason
+            for fact, reason in _LABEL_EXPOSURE_BY_FACT.items()
+            if fact in config.method.exchange_facts
+        ),
         "",
     )
     if not reason:

@@ -1,10 +1,9 @@
-"""Departures of settings towards less protection, from the marks on their keys (`protects`).
+"""Settings that protect less than by default, found by the protection of their keys (`protects`).
 
 Read by: the screens before a run (`project join`, `project new`, `project check`, `plan`), which
-list every departure towards less from the default, and whoever holds a proposal against a party's
-own limits. Every key that all parties sign, or that a proposal carries, has one of these marks
-among its metadata; a test walks all keys. A key without a mark counts as one whose every change is
-less.
+list every weakened setting, and whoever holds a proposal against a party's own limits. Every key
+that all parties sign, or that a proposal carries, has a protection among its metadata; a test walks
+all keys. Of a key without one, every change counts as a weakening.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,21 +16,21 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.settings import (
     EACH_ALONE,
     FollowsFrom,
+    NoProtection,
     Protection,
     Settings,
-    Unprotective,
-    did_you_mean,
     protects,
+    suggest_name,
 )
 
 __all__ = [
     "NO_DEFAULT",
-    "Departure",
-    "Key",
     "Limit",
-    "find_departures",
-    "find_key_types",
+    "SettingsKey",
+    "WeakenedSetting",
     "find_keys",
+    "find_weakened_settings",
+    "list_key_protections",
     "list_keys",
     "require_limits",
 ]
@@ -39,45 +38,49 @@ __all__ = [
 Limit: TypeAlias = bool | int | float | str
 NO_DEFAULT = object()
 """Placeholder for the default of a key that must be set."""
-_UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
+_UNKNOWN_CONSEQUENCE = "nobody said whom this setting protects; ask who wrote the method"
 # Settings that each party decides, and that all parties learn: they choose the intersection.
-_SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
-_MAX_SHOWN = 60
+_CHOICES_SEEN_BY_ALL = frozenset({"dealer", "pairwise_overlaps"})
+_MAX_VALUE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
-    """A key of given settings: its value, its default and its mark.
+class SettingsKey:
+    """A key of given settings: its value, its default, and whom the value protects.
 
     Attributes:
-        path: dotted; value, default: as the mark reads them.
-        mark: None where the key has none.
+        path: dotted path of the key.
+        value, default: the two values that are compared, as `Protection.read_value` makes them.
+        protection: whom the value protects; None: nobody has declared it.
     """
 
     path: str
     value: Any
     default: Any
-    mark: Protection | Unprotective | None
+    protection: Protection | NoProtection | None
 
     @property
-    def departs(self) -> bool:
-        """Whether its value protects less than the default or, without a default, than the
-        strongest one.
+    def is_weakened(self) -> bool:
+        """Whether the value protects less than the default or, without a default, than the
+        strongest one, whose strength is 0.
         """
-        if self.mark is None:
+        if self.protection is None:
             return bool(self.value != self.default)
-        if not isinstance(self.mark, Protection):
+        if not isinstance(self.protection, Protection):
             return False
         if self.default is NO_DEFAULT:
-            return self.mark.less == "other" and self.mark.compute_strength(self.value) < 0
-        return self.mark.is_less(self.value, self.default)
+            return (
+                self.protection.weaker_values == "other"
+                and self.protection.compute_strength(self.value) < 0
+            )
+        return self.protection.is_weaker(self.value, self.default)
 
 
-_NO_DEFAULT = "no default"
+_NO_DEFAULT_TEXT = "no default"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Departure:
+class WeakenedSetting:
     """A setting that protects less than by default, in words."""
 
     setting: str
@@ -87,100 +90,112 @@ class Departure:
     means: str
 
     @property
-    def usual(self) -> str:
+    def default_phrase(self) -> str:
         """The default, as part of a sentence."""
-        return f"by default {self.default}" if self.default != _NO_DEFAULT else "without a default"
+        if self.default == _NO_DEFAULT_TEXT:
+            return "without a default"
+        return f"by default {self.default}"
 
     @property
-    def row(self) -> tuple[str, str, str, str, str]:
+    def table_row(self) -> tuple[str, str, str, str, str]:
         """The cells of its row in a table."""
         return self.setting, self.value, self.default, self.whom, self.means
 
 
-def find_departures(settings: Settings) -> tuple[Departure, ...]:
+def find_weakened_settings(settings: Settings) -> tuple[WeakenedSetting, ...]:
     """Return every setting that protects less than by default, in the settings' order."""
-    return tuple(
-        Departure(
-            setting=key.path,
-            value=_format_value(key.value),
-            default=_format_value(key.default),
-            whom=key.mark.whom if isinstance(key.mark, Protection) else "not known",
-            means=key.mark.means if isinstance(key.mark, Protection) else _UNKNOWN,
-        )
-        for key in find_keys(settings)
-        if key.departs
+    return tuple(_describe_weakened(key) for key in find_keys(settings) if key.is_weakened)
+
+
+def _describe_weakened(key: SettingsKey) -> WeakenedSetting:
+    """Return a weakened settings key in words, with whom it protects less and the consequence."""
+    protected_parties = "not known"
+    consequence = _UNKNOWN_CONSEQUENCE
+    if isinstance(key.protection, Protection):
+        protected_parties = key.protection.protected_parties
+        consequence = key.protection.consequence
+    return WeakenedSetting(
+        setting=key.path,
+        value=_format_value(key.value),
+        default=_format_value(key.default),
+        whom=protected_parties,
+        means=consequence,
     )
 
 
-def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iterator[Key]:
-    """Yield every key of settings that all parties agree on, with its value, default and mark.
+def find_keys(
+    settings: Settings, default_settings: Any = None, prefix: str = ""
+) -> Iterator[SettingsKey]:
+    """Yield every key of settings that all parties agree on, with its value, its default and whom
+    the value protects.
 
-    A mark says whom the key's value protects. A section has keys of its own, unless it has a mark
-    as a whole.
+    A section has keys of its own, unless it has a protection as a whole.
 
     Args:
         settings: the settings, or a section of them.
-        default: settings of the same class, whose values count as the defaults; None: the class's
-            own defaults.
+        default_settings: settings of the same class, whose values count as the defaults; None: the
+            class's own defaults.
         prefix: dotted path of these settings, with a dot at the end; "" at the top.
     """
-    for name, declared in type(settings).model_fields.items():
-        if _is_of_each_party(name, declared):
+    for name, field in type(settings).model_fields.items():
+        if _is_private_choice(name, field):
             continue
         path = f"{prefix}{name}"
         value = getattr(settings, name)
-        if isinstance(default, type(settings)):
-            default_value = getattr(default, name)
+        if isinstance(default_settings, type(settings)):
+            default_value = getattr(default_settings, name)
         else:
-            default_value = _find_default(declared)
-        mark = _get_protection_mark(declared)
-        if mark is not None:
-            yield _make_key(path, settings, default, value, default_value, mark)
+            default_value = _find_default(field)
+        protection = _find_protection(field)
+        if protection is not None:
+            yield _make_key(path, settings, default_settings, value, default_value, protection)
         elif isinstance(value, Settings):
             yield from find_keys(value, default_value, f"{path}.")
-        elif not _find_settings_classes(declared.annotation):
-            yield Key(path=path, value=value, default=default_value, mark=None)
+        elif not _find_settings_classes(field.annotation):
+            yield SettingsKey(path=path, value=value, default=default_value, protection=None)
         elif isinstance(value, Mapping | tuple):
             # Settings by name, such as those of each passive, or a list of settings.
-            parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for name_or_index, part in parts:
-                yield from find_keys(part, None, f"{path}.{name_or_index}.")
+            section_by_name_or_index = (
+                value.items() if isinstance(value, Mapping) else enumerate(value)
+            )
+            for name_or_index, section in section_by_name_or_index:
+                yield from find_keys(section, None, f"{path}.{name_or_index}.")
 
 
-def find_key_types(
-    kind: type[Settings], prefix: str = ""
-) -> Iterator[tuple[str, Protection | Unprotective | FollowsFrom | None]]:
-    """Yield the dotted path and the mark of every key that settings of this class may have, except
-    those that each party decides for itself.
+def list_key_protections(
+    settings_class: type[Settings], prefix: str = ""
+) -> Iterator[tuple[str, Protection | NoProtection | FollowsFrom | None]]:
+    """Yield the dotted path of every key that settings of this class may have, and whom its value
+    protects, except keys that each party decides for itself.
 
     In a path, `*` stands for any name or index. `prefix`: path of these settings, with a dot at the
     end; "" at the top.
     """
-    for name, declared in kind.model_fields.items():
-        if _is_of_each_party(name, declared):
+    for name, field in settings_class.model_fields.items():
+        if _is_private_choice(name, field):
             continue
-        mark = _get_protection_mark(declared)
-        section_classes = _find_settings_classes(declared.annotation)
-        if mark is not None or not section_classes:
-            yield f"{prefix}{name}", mark
+        protection = _find_protection(field)
+        section_classes = _find_settings_classes(field.annotation)
+        if protection is not None or not section_classes:
+            yield f"{prefix}{name}", protection
             continue
-        is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
+        is_collection = get_origin(_strip_annotated(field.annotation)) in (dict, tuple)
         for section_class in section_classes:
             section_prefix = f"{prefix}{name}.{'*.' if is_collection else ''}"
-            yield from find_key_types(section_class, section_prefix)
+            yield from list_key_protections(section_class, section_prefix)
 
 
-def list_keys(kind: type[Settings], prefix: str = "") -> Iterator[str]:
+def list_keys(settings_class: type[Settings], prefix: str = "") -> Iterator[str]:
     """Yield the dotted path of every key that settings of this class may have, sections and keys
     that each party decides for itself included.
 
     In a path, `*` stands for any name or index. `prefix`: path of these settings, with a dot at the
     end; "" at the top.
     """
-    for name, declared in kind.model_fields.items():
+    for name, field in settings_class.model_fields.items():
         yield f"{prefix}{name}"
-        is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
-        for section_class in _find_settings_classes(declared.annotation):
+        is_collection = get_origin(_strip_annotated(field.annotation)) in (dict, tuple)
+        for section_class in _find_settings_classes(field.annotation):
             section_prefix = f"{prefix}{name}.{'*.' if is_collection else ''}"
             yield from list_keys(section_class, section_prefix)
 
@@ -190,151 +205,169 @@ def require_limits(
     minima: Mapping[str, Limit],
     maxima: Mapping[str, Limit],
     *,
-    known: Mapping[str, Protection | Unprotective | FollowsFrom | None],
+    protection_by_path: Mapping[str, Protection | NoProtection | FollowsFrom | None],
     party: str,
     file: str,
-    ask: str,
+    settings_author: str,
 ) -> None:
     """Refuse settings that protect less than a party's own file allows.
 
     Args:
         settings: settings of the run.
         minima, maxima: the party's limits by dotted path, in which `*` is any name.
-        known: path -> the mark of every possible key (`find_key_types`).
+        protection_by_path: path -> protection of every possible key (`list_key_protections`).
         party: name of the party that sets the limits.
         file: where they are written.
-        ask: who may change the settings.
+        settings_author: who may change the settings.
 
     Raises ConfigError: settings below a minimum or above a maximum, or a limit of an unknown key;
     names all of them, and what to change where.
     """
     keys = list(find_keys(settings))
-    faults = list[str]()
-    for side, limits in (("minima", minima), ("maxima", maxima)):
+    problems = list[str]()
+    for limit_section, limits in (("minima", minima), ("maxima", maxima)):
         for pattern, limit in limits.items():
-            mark = _find_limited_mark(pattern, side, limit, known, file)
-            # "other" marks a key whose values are names; those of all others are numbers.
-            bound = _BOUND_WORDS[side] if mark.less != "other" else " or what protects more"
+            protection = _check_limit(pattern, limit_section, limit, protection_by_path, file)
+            limit_path = f"{limit_section}.{pattern}"
+            is_number = protection.weaker_values != "other"
+            bound_text = _BOUND_WORDS[limit_section] if is_number else " or what protects more"
             matches = [key for key in keys if _is_match(pattern, key.path)]
-            values = [(key.path, key.value) for key in matches] or [(pattern, None)]
-            for path, value in values:
+            value_by_path = [(key.path, key.value) for key in matches] or [(pattern, None)]
+            for path, value in value_by_path:
                 # A limit of a number that the run does not have cannot be met.
-                is_missing = value is None and mark.less != "other"
-                if not is_missing and not mark.is_less(value, limit):
+                is_missing = value is None and is_number
+                if not is_missing and not protection.is_weaker(value, limit):
                     continue
-                state = _format_value(value) if matches else "not set in this run"
-                faults.append(
-                    f"{party}: {path} is {state}, and {side}.{pattern} of {file} asks for "
-                    f"{_format_value(limit)}{bound}: it protects {mark.whom} (less: {mark.means}); "
-                    f"ask {ask} for other settings, or change {side}.{pattern} in {file}"
+                value_text = _format_value(value) if matches else "not set in this run"
+                problems.append(
+                    f"{party}: {path} is {value_text}, and {limit_path} of {file} asks for "
+                    f"{_format_value(limit)}{bound_text}: it protects "
+                    f"{protection.protected_parties} (less: {protection.consequence}); "
+                    f"ask {settings_author} for other settings, or change {limit_path} in {file}"
                 )
-    if faults:
-        raise ConfigError("\n".join(faults))
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 _BOUND_WORDS = {"minima": " at least", "maxima": " at most"}
 
 
-def _find_limited_mark(
-    pattern: str, side: str, limit: Limit, known_marks: Mapping[str, Any], file: str
+def _check_limit(
+    pattern: str, limit_section: str, limit: Limit, protection_by_path: Mapping[str, Any], file: str
 ) -> Protection:
-    """Return the protection mark of the key that a party's limit names, after checking the limit.
+    """Return the protection of the key that a party's limit names, after checking the limit.
 
     Args:
         pattern: the limit's dotted path, in which `*` is any name.
-        side: "minima" or "maxima".
+        limit_section: "minima" or "maxima".
         limit: value of the limit.
-        known_marks: marks of all possible keys, by path.
+        protection_by_path: path -> protection of every possible key.
         file: where the limit is written, for errors.
 
     Raises:
-        ConfigError: there is no such key, or it cannot be limited on this side or by this value.
+        ConfigError: there is no such key, or it cannot be limited in this section or by this value.
     """
-    place = f"{file}: {side}.{pattern}"
-    marks = [
-        mark for path, mark in known_marks.items() if _is_match(path, pattern) or path == pattern
+    limit_path = f"{file}: {limit_section}.{pattern}"
+    matching_paths = [
+        path for path in protection_by_path if _is_match(path, pattern) or path == pattern
     ]
-    if not marks:
-        guess = did_you_mean(pattern, known_marks)
-        raise ConfigError(f"{place}: no setting has that name{f'; {guess}' if guess else ''}")
-    mark = marks[0]
-    if not isinstance(mark, Protection):
-        raise ConfigError(f"{place}: this setting protects nobody; leave it out")
-    right_side = "maxima" if mark.less == "higher" else "minima"
-    if side != right_side:
-        direction = "more" if mark.less == "higher" else "less"
-        raise ConfigError(f"{place}: {direction} of it protects less; say it under {right_side}")
-    if mark.less == "other":
-        names = [name for group in mark.order for name in group if name is not None]
+    if not matching_paths:
+        guess = suggest_name(pattern, protection_by_path)
+        raise ConfigError(f"{limit_path}: no setting has that name{f'; {guess}' if guess else ''}")
+    protection = protection_by_path[matching_paths[0]]
+    if not isinstance(protection, Protection):
+        raise ConfigError(f"{limit_path}: this setting protects nobody; leave it out")
+    right_section = "maxima" if protection.weaker_values == "higher" else "minima"
+    if limit_section != right_section:
+        weaker_direction = "more" if protection.weaker_values == "higher" else "less"
+        raise ConfigError(
+            f"{limit_path}: {weaker_direction} of it protects less; say it under {right_section}"
+        )
+    if protection.weaker_values == "other":
+        names = [
+            name for group in protection.names_by_strength for name in group if name is not None
+        ]
         if limit not in names:
             raise ConfigError(
-                f"{place}: expected one of {', '.join(map(_format_value, names))}, got "
+                f"{limit_path}: expected one of {', '.join(map(_format_value, names))}, got "
                 f"{_format_value(limit)}"
             )
     elif isinstance(limit, bool | str):
-        raise ConfigError(f"{place}: expected a number, got {_format_value(limit)}")
-    return mark
+        raise ConfigError(f"{limit_path}: expected a number, got {_format_value(limit)}")
+    return protection
 
 
 def _is_match(pattern: str, path: str) -> bool:
     """Return whether a path matches a pattern, in which `*` is any one name."""
     pattern_names = pattern.split(".")
     path_names = path.split(".")
-    are_same = (
+    name_matches = (
         expected in ("*", actual)
         for expected, actual in zip(pattern_names, path_names, strict=False)
     )
-    return len(pattern_names) == len(path_names) and all(are_same)
+    return len(pattern_names) == len(path_names) and all(name_matches)
 
 
 def _make_key(
-    path: str, settings: Settings, default: Any, value: Any, default_value: Any, mark: Any
-) -> Key:
+    path: str,
+    section: Settings,
+    default_section: Any,
+    value: Any,
+    default_value: Any,
+    protection: Any,
+) -> SettingsKey:
     """Return a key with its value and default.
 
-    A mark may compare another value than the key's own, which it reads from the whole section: the
-    protocol of an intersection, for example, follows from several keys.
+    A protection may compare another value than the key's own, which it reads from the whole
+    section: the protocol of an intersection, for example, follows from several keys.
 
     Args:
         path: dotted path of the key.
-        settings: the section that has the key.
-        default: settings of the same class, whose values count as defaults; None: the class's own.
+        section: the section that has the key.
+        default_section: settings of the same class, whose values count as defaults; None: the
+            class's own.
         value, default_value: the key's own value and default.
-        mark: the key's mark.
+        protection: whom the key's value protects.
     """
-    read_value = mark.read if isinstance(mark, Protection) else None
-    if read_value is None:
-        return Key(path=path, value=value, default=default_value, mark=mark)
-    default_settings = default if isinstance(default, type(settings)) else type(settings)()
-    return Key(
-        path=path, value=read_value(settings), default=read_value(default_settings), mark=mark
+    read_from_section = protection.read_value if isinstance(protection, Protection) else None
+    if read_from_section is None:
+        return SettingsKey(path=path, value=value, default=default_value, protection=protection)
+    default_settings = (
+        default_section if isinstance(default_section, type(section)) else type(section)()
+    )
+    return SettingsKey(
+        path=path,
+        value=read_from_section(section),
+        default=read_from_section(default_settings),
+        protection=protection,
     )
 
 
-def _find_default(declared: FieldInfo) -> Any:
+def _find_default(field: FieldInfo) -> Any:
     """Return the default of a settings key; `NO_DEFAULT` if it must be set."""
-    return NO_DEFAULT if declared.is_required() else declared.get_default(call_default_factory=True)
+    return NO_DEFAULT if field.is_required() else field.get_default(call_default_factory=True)
 
 
-def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
+def _is_private_choice(name: str, field: FieldInfo) -> bool:
     """Return whether each party decides this settings key for itself, unknown to the others."""
-    return EACH_ALONE in declared.metadata and name not in _SHARED_ALL_THE_SAME
+    return EACH_ALONE in field.metadata and name not in _CHOICES_SEEN_BY_ALL
 
 
-def _get_protection_mark(declared: FieldInfo) -> Any:
-    """Return the mark in a field's metadata that says whom it protects; None: there is none.
+def _find_protection(field: FieldInfo) -> Any:
+    """Return the protection in a field's metadata, which says whom it protects; None: there is
+    none.
 
-    A field with a single possible value has the mark `protects("nobody")`.
+    A field with a single possible value protects nobody.
     """
-    kinds = (Protection, Unprotective, FollowsFrom)
-    marks = [mark for mark in declared.metadata if isinstance(mark, kinds)]
-    if marks:
-        return marks[0]
-    values = get_args(declared.annotation) if get_origin(declared.annotation) is Literal else ()
-    return protects("nobody") if len(values) == 1 else None
+    protection_classes = (Protection, NoProtection, FollowsFrom)
+    protections = [mark for mark in field.metadata if isinstance(mark, protection_classes)]
+    if protections:
+        return protections[0]
+    single_values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return protects("nobody") if len(single_values) == 1 else None
 
 
-def _strip_annotations(annotation: Any) -> Any:
+def _strip_annotated(annotation: Any) -> Any:
     """Return the declared type inside any number of `Annotated`."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
@@ -347,14 +380,18 @@ def _find_settings_classes(annotation: Any) -> list[type[Settings]]:
     """
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    parts: Sequence[Any] = get_args(_strip_annotations(annotation))
-    return [kind for part in parts for kind in _find_settings_classes(part)]
+    type_arguments: Sequence[Any] = get_args(_strip_annotated(annotation))
+    return [
+        settings_class
+        for type_argument in type_arguments
+        for settings_class in _find_settings_classes(type_argument)
+    ]
 
 
 def _format_value(value: Any) -> str:
     """Return a value as it is written in a settings file, shortened; for messages."""
     if value is NO_DEFAULT:
-        return _NO_DEFAULT
+        return _NO_DEFAULT_TEXT
     words = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return words[value]
@@ -362,4 +399,4 @@ def _format_value(value: Any) -> str:
         text = ", ".join(map(str, value)) or "none"
     else:
         text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 3] + "..."

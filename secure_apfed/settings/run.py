@@ -14,7 +14,7 @@ from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, protects
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.plugins import find_code_name, note_code
+from secure_apfed.settings.plugins import find_import_path, trust_own_code
 from secure_apfed.settings.privacy import (
     DefenceSettings,
     DpSgdSettings,
@@ -42,12 +42,12 @@ class TranscriptSettings(Settings):
 
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
-    def count_epochs(self, maximum: int) -> int:
-        """Return how many epochs of a run of `maximum` epochs are stored.
+    def count_stored_epochs(self, epoch_count: int) -> int:
+        """Return how many epochs of a run of `epoch_count` epochs are stored.
 
         Raises KeyError: `keep` is "auto", which must be resolved before.
         """
-        return {"none": 0, "first_and_last": min(2, maximum), "all": maximum}[self.keep]
+        return {"none": 0, "first_and_last": min(2, epoch_count), "all": epoch_count}[self.keep]
 
 
 class AttackChoice(Settings):
@@ -63,13 +63,13 @@ class AttackChoice(Settings):
 
     @field_validator("name")
     @classmethod
-    def _note_code(cls, name: str) -> str:
+    def _trust_code(cls, name: str) -> str:
         """Return the attack's name, after noting code that the party's own settings name.
 
         Noted code is trusted when the attack is imported, after the run.
         """
-        if code := find_code_name(name, "attacks"):
-            note_code(code)
+        if code := find_import_path(name, "attacks"):
+            trust_own_code(code)
         return name
 
 
@@ -193,18 +193,18 @@ class RunSettings(Settings, ABC):
         # The settings accept no list in place of a tuple.
         return tuple({"name": choice} if isinstance(choice, str) else choice for choice in choices)
 
-    def settings_of(self, passive: str) -> PassiveSettings:
+    def find_passive_settings(self, passive: str) -> PassiveSettings:
         """Return the settings of the passive of this name: its own, or the default ones."""
         return self.passives.get(passive, self.passives.get("default", PassiveSettings()))
 
-    def model_of(self, passive: str) -> ModelSettings:
+    def find_model_settings(self, passive: str) -> ModelSettings:
         """Return the network settings of the passive of this name: its own, or the run's."""
-        return self.settings_of(passive).model or self.model
+        return self.find_passive_settings(passive).model or self.model
 
     def note_attacks(self) -> None:
         """Trust the code of this run's attacks later, as this party's own settings name it."""
         for choice in self.attacks:
-            note_code(find_code_name(choice.name, "attacks") or choice.name)
+            trust_own_code(find_import_path(choice.name, "attacks") or choice.name)
 
     @property
     def effective_transcript(self) -> TranscriptSettings:
@@ -217,6 +217,6 @@ class RunSettings(Settings, ABC):
         return TranscriptSettings(keep="first_and_last" if is_attacked else "none")
 
     @property
-    def labels_are_private(self) -> bool:
+    def are_labels_private(self) -> bool:
         """True if the run's results may depend on training labels only through noise."""
         return self.labels.mechanism != "none" or self.dp_sgd is not None

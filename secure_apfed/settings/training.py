@@ -13,20 +13,20 @@ from secure_apfed.settings import (
     THE_ACTIVE,
     Settings,
     SilentPassive,
+    describe_unknown_name,
     protects,
-    unknown_name,
 )
 from secure_apfed.settings.plugins import (
-    CODE_NAME,
-    CodeName,
+    IMPORT_PATH,
+    ImportPath,
     expand_name,
-    list_declared,
-    require_code_name,
+    list_installed_plugins,
+    require_import_path,
 )
 
 __all__ = [
-    "CODE_NAME",
     "DEVICE",
+    "IMPORT_PATH",
     "BlackBoxSettings",
     "ClusteringSettings",
     "ContrastiveSettings",
@@ -39,23 +39,23 @@ __all__ = [
     "RuleSettings",
     "SumSettings",
     "TrainSettings",
-    "require_code_name",
+    "require_import_path",
 ]
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 MAX_PARAMETERS = 2**28
 """Largest number of parameters of one layer, or of a network between layers of configured widths:
 1 GiB of float32."""
-_AUTO_SIZE = 32  # of a representation
+_AUTO_REPRESENTATION_SIZE = 32  # of a representation
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Pattern of the device on which a party computes, as its settings name it."""
 # Numbers that names of model.projection count as, where protection is compared.
-_PROJECTIONS: Mapping[str, float] = {"auto": 64, "none": math.inf}
+_NUMBER_BY_PROJECTION: Mapping[str, float] = {"auto": 64, "none": math.inf}
 # The value of rules.minimum_spread for null, if a row has 8 numbers or more.
-_SPREAD = 0.0005
+_DEFAULT_MINIMUM_SPREAD = 0.0005
 # Secure sums, the most protective first. Single contributions are read by: nobody; active and
 # aggregator together, under some conditions; active and aggregator together; the aggregator alone.
-_SUMS = (
+_SUMS_BY_STRENGTH = (
     ("crypten", "bfv + pairwise masks", "plain + pairwise masks"),
     "plain + recoverable masks",
     ("ckks", "bfv"),
@@ -63,7 +63,7 @@ _SUMS = (
 )
 
 
-def _sum_name(settings: "SumSettings") -> str:
+def _format_sum_name(settings: "SumSettings") -> str:
     """Return the name by which `_SUMS` and `SECURE_SUMS` have this secure sum: scheme and masks, as
     "plain + pairwise masks".
     """
@@ -71,14 +71,14 @@ def _sum_name(settings: "SumSettings") -> str:
     return f"{settings.scheme}{masks}"
 
 
-def _adds_to_sums(settings: "PassiveSettings") -> bool:
+def _is_weight_positive(settings: "PassiveSettings") -> bool:
     """Return whether a passive contributes to sums: its weight (lambda_p of Eq. 8) is above 0."""
     return settings.weight > 0
 
 
-def _comparable_network_name(settings: "ModelSettings") -> str:
+def _find_comparable_network(settings: "ModelSettings") -> str:
     """Return the network for comparisons of protection: all user-defined ones count the same."""
-    return "own" if CODE_NAME.fullmatch(settings.network) else settings.network
+    return "own" if IMPORT_PATH.fullmatch(settings.network) else settings.network
 
 
 class ModelSettings(Settings):
@@ -124,7 +124,7 @@ class ModelSettings(Settings):
             "gru",
             "own",
         ]
-        | CodeName,
+        | ImportPath,
         protects(
             "the active",
             other="a row can be computed from what is sent of it",
@@ -133,7 +133,7 @@ class ModelSettings(Settings):
                 ("linear", "glm"),
                 ("random_features", "cross_view", "enriched", "identity", "own"),
             ),
-            read=_comparable_network_name,
+            read=_find_comparable_network,
         ),
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64), protects("nobody")] = (64,)
@@ -142,12 +142,14 @@ class ModelSettings(Settings):
         protects(
             "everybody",
             higher="more numbers of each row are sent, or summed",
-            numbers={"auto": _AUTO_SIZE},
+            numbers={"auto": _AUTO_REPRESENTATION_SIZE},
         ),
     ] = "auto"
     projection: Annotated[
         Width | Literal["auto", "none"],
-        protects("the active", higher="more numbers of each row are sent", numbers=_PROJECTIONS),
+        protects(
+            "the active", higher="more numbers of each row are sent", numbers=_NUMBER_BY_PROJECTION
+        ),
     ] = "auto"
     sequences: Annotated[
         tuple[tuple[Width, Width], ...], Field(max_length=64), protects("nobody")
@@ -155,7 +157,7 @@ class ModelSettings(Settings):
     random_features: Annotated[Width, protects("nobody")] = 300
     dropout: Annotated[float, protects("nobody")] = Field(0.5, ge=0, lt=1)
     head: Annotated[tuple[Width, ...], Field(max_length=64), protects("nobody")] = ()
-    head_network: Annotated[Literal["own"] | CodeName | None, protects("nobody")] = None
+    head_network: Annotated[Literal["own"] | ImportPath | None, protects("nobody")] = None
 
     @field_validator("head_network", mode="before")
     @classmethod
@@ -163,7 +165,7 @@ class ModelSettings(Settings):
         """Return the value unchanged. Raises ValueError: a text that is neither "own" nor an import
         path.
         """
-        return require_code_name(head) if isinstance(head, str) and head != "own" else head
+        return require_import_path(head) if isinstance(head, str) and head != "own" else head
 
     @field_validator("network", mode="before")
     @classmethod
@@ -173,49 +175,55 @@ class ModelSettings(Settings):
         Raises ValueError: neither of them; names the nearest name, or the form of such a path.
         """
         # The annotation is a union of the built-in names (a Literal) and import paths.
-        literal = get_args(cls.model_fields["network"].annotation)[0]
-        built_in_names = get_args(literal)
+        built_in_literal = get_args(cls.model_fields["network"].annotation)[0]
+        built_in_names = get_args(built_in_literal)
         if not isinstance(network, str) or network in built_in_names:
             return network
-        code = expand_name(network, "networks")
-        is_like_path = ":" in code or "." in code
+        import_path = expand_name(network, "networks")
+        is_like_path = ":" in import_path or "." in import_path
         if not is_like_path:
-            raise ValueError(unknown_name(code, (*built_in_names, *list_declared("networks"))))
-        return require_code_name(code)
+            raise ValueError(
+                describe_unknown_name(
+                    import_path, (*built_in_names, *list_installed_plugins("networks"))
+                )
+            )
+        return require_import_path(import_path)
 
     @model_validator(mode="after")
     def _check_parameter_count(self) -> Self:
         """Refuse networks with too many parameters before one is built, since another party may
         have proposed them.
         """
-        parameters = self.min_parameters
-        if parameters > MAX_PARAMETERS:
+        parameter_count = self.min_parameter_count
+        if parameter_count > MAX_PARAMETERS:
             raise ValueError(
-                f"these layers have {parameters:,} parameters, expected {MAX_PARAMETERS:,} at "
+                f"these layers have {parameter_count:,} parameters, expected {MAX_PARAMETERS:,} at "
                 "most; take fewer or narrower ones in hidden, head, sequences, random_features or "
                 "representation"
             )
         return self
 
     @property
-    def is_own(self) -> bool:
+    def is_user_defined(self) -> bool:
         """True if the network is user-defined."""
-        return _comparable_network_name(self) == "own"
+        return _find_comparable_network(self) == "own"
 
     @property
-    def min_parameters(self) -> int:
+    def min_parameter_count(self) -> int:
         """The number of parameters that do not depend on the width of the data: between hidden
         layers, of the head, from random features, and of the GRUs of sequences.
         """
-        size = self.representation_size
-        hidden_weights = sum(inputs * outputs for inputs, outputs in pairwise((*self.hidden, size)))
+        representation_size = self.representation_size
+        hidden_weights = sum(
+            inputs * outputs for inputs, outputs in pairwise((*self.hidden, representation_size))
+        )
         head_weights = sum(inputs * outputs for inputs, outputs in pairwise(self.head))
         random_feature_weights = 0
         if self.network in ("random_features", "cross_view"):
-            random_feature_weights = self.random_features * size
+            random_feature_weights = self.random_features * representation_size
         # A bidirectional GRU has 3 gates in each of 2 directions.
         gru_weights = sum(
-            steps * channels + 6 * size * (channels + size + 2)
+            steps * channels + 6 * representation_size * (channels + representation_size + 2)
             for steps, channels in self.sequences
         )
         return hidden_weights + head_weights + random_feature_weights + gru_weights
@@ -225,7 +233,7 @@ class ModelSettings(Settings):
         """D, the size of the encoder's output; an upper limit where parties may agree on less."""
         if self.representation != "auto":
             return self.representation
-        return 1 if self.network == "glm" else _AUTO_SIZE
+        return 1 if self.network == "glm" else _AUTO_REPRESENTATION_SIZE
 
 
 class ReconstructionSettings(Settings):
@@ -274,7 +282,7 @@ class OwnLossSettings(Settings):
     """
 
     name: Literal["own"] = "own"
-    code: Annotated[CodeName | None, protects("nobody")] = None
+    code: Annotated[ImportPath | None, protects("nobody")] = None
     options: Annotated[dict[str, Any], protects("nobody")] = {}
     row_wise: Annotated[
         bool, protects("the passives", other="a person is charged for one row", order=(False, True))
@@ -294,7 +302,7 @@ class BlackBoxSettings(Settings):
     row_wise: ClassVar[bool] = False
 
     name: Literal["black_box"] = "black_box"
-    code: Annotated[CodeName | None, protects("nobody")] = None
+    code: Annotated[ImportPath | None, protects("nobody")] = None
 
 
 ObjectiveSettings = Annotated[
@@ -398,18 +406,18 @@ class TrainSettings(Settings):
     precision: Annotated[Literal["float32", "float64", "bfloat16"], protects("nobody")] = "float32"
 
     @property
-    def meets_labels_after(self) -> bool:
+    def is_exchange_label_free(self) -> bool:
         """True if labels train nothing before the last exchange with the passives."""
         return self.labels == "after"
 
     @property
-    def trains_unaligned_rows(self) -> bool:
+    def has_unaligned_rows_in_batches(self) -> bool:
         """Whether rows that no passive has are in the batches of the exchange.
 
         Under `labels: after` there is no task loss, so that they would train nothing; local models
         use them afterwards.
         """
-        return self.use_unaligned and not self.meets_labels_after
+        return self.use_unaligned and not self.is_exchange_label_free
 
     @field_validator("device")
     @classmethod
@@ -456,7 +464,7 @@ class PassiveSettings(Settings):
             "the passives",
             other="a passive that adds nothing hides nobody in the sum",
             order=(True, False),
-            read=_adds_to_sums,
+            read=_is_weight_positive,
         ),
     ] = Field(1.0, ge=0)
     model: ModelSettings | None = None
@@ -484,10 +492,10 @@ class PassiveSettings(Settings):
         if name in _OBJECTIVES:
             return content
         code = expand_name(name, "objectives")
-        if not CODE_NAME.fullmatch(code):
-            declared = list_declared("objectives")
+        if not IMPORT_PATH.fullmatch(code):
+            declared = list_installed_plugins("objectives")
             if declared:
-                raise ValueError(unknown_name(name, (*_OBJECTIVES, *declared)))
+                raise ValueError(describe_unknown_name(name, (*_OBJECTIVES, *declared)))
             return content  # pydantic's error then lists the built-in objectives
         own_loss: dict[str, Any] = {"name": "own", "code": code}
         own_loss["options"] = {
@@ -548,8 +556,8 @@ class SumSettings(Settings):
         protects(
             "the passives",
             other="fewer parties together, or one alone, can read single contributions",
-            order=(*_SUMS,),
-            read=_sum_name,
+            order=(*_SUMS_BY_STRENGTH,),
+            read=_format_sum_name,
         ),
     ] = Field("ckks", max_length=32)
     masks: Annotated[str, protects("nobody")] = Field("none", max_length=32)
@@ -609,7 +617,7 @@ class RuleSettings(Settings):
         protects(
             "the passives",
             lower="an active that chooses its rows reads more of their sum",
-            null=_SPREAD,
+            null=_DEFAULT_MINIMUM_SPREAD,
         ),
     ] = Field(None, ge=0, lt=1)
     spare_answers: Annotated[

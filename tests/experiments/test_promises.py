@@ -44,11 +44,11 @@ from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Progress,
 from secure_apfed.runs.run import run
 from secure_apfed.runs.spending import ReleaseMeter, compute_run_cost
 from secure_apfed.settings.promises import (
-    FIGURES,
+    MEANING_BY_EPSILON,
     NOTHING_SENT,
     Promise,
-    promises_of,
-    worst_promise,
+    find_worst_guarantee,
+    list_guarantees,
 )
 from tests.secure_apfed.small_runs import small_config
 
@@ -145,7 +145,7 @@ def make_charged_session(config: Config) -> SimpleNamespace:
 
 def iter_text_figures(text: str) -> Iterator[tuple[str, float]]:
     """Every figure that a text gives with a number behind its name or its title."""
-    what = "|".join(re.escape(title) for title, _ in FIGURES.values())
+    what = "|".join(re.escape(title) for title, _ in MEANING_BY_EPSILON.values())
     form = rf"(epsilon_[a-z]+)(?: of [\w-]+)?(?:, (?:{what}))?(?:, \w+ held fixed)?[\s:=]+"
     for figure, number in re.findall(form + r"([-+]?\d[\d.e+-]*)", text):
         yield figure, float(number.rstrip("."))
@@ -154,7 +154,7 @@ def iter_text_figures(text: str) -> Iterator[tuple[str, float]]:
 def iter_json_figures(document: Any, config: Config, name: str = "") -> Iterator[tuple[str, float]]:
     """Every figure that a document gives as a finite number."""
     keys = {
-        **dict(zip(FIGURES, FIGURES, strict=True)),
+        **dict(zip(MEANING_BY_EPSILON, MEANING_BY_EPSILON, strict=True)),
         "representations": "epsilon_x",
         "labels": "epsilon_y",
         "model": "epsilon_model",
@@ -178,7 +178,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     labels = make_label_mechanism(config.labels, classes=2)
     spent = compute_run_cost(session, labels, delta=config.delta)
     accounts = {name: of.summarise_cost() for name, of in session.contribution_ledgers.items()}
-    all_promises = promises_of(config, spent, contributions=accounts)
+    all_promises = list_guarantees(config, spent, spent_by_passive=accounts)
     outcome = Outcome(
         method=config.method.name,
         accuracy={config.method.name: 0.9},
@@ -218,7 +218,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
         "run list": row.as_json()["promise"],
         "terminal": "\n".join(f"{of.format_title()}  {of.sentence}" for of in all_promises),
     }
-    first = worst_promise(all_promises, config.method.epsilon_name)
+    first = find_worst_guarantee(all_promises, config.method.epsilon_name)
     far = Progress(
         epoch=1,
         epochs=1,
@@ -317,7 +317,7 @@ SUMMED = "split_nn_sum, guard none, no noise, labels as they are"
 def test_a_planted_zero_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     zero = Promise(figure="epsilon_x", epsilon=0.0, delta=1e-5, releases=0)
     if fault == "a party without a ledger":
-        monkeypatch.setattr(spending, "promise_of_party", lambda *_: zero)
+        monkeypatch.setattr(spending, "find_party_guarantee", lambda *_: zero)
     else:
         monkeypatch.setattr(
             spending,

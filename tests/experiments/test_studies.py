@@ -326,8 +326,13 @@ def test_a_worker_takes_the_code_that_settings_of_the_caller_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plugins, "_noted_code", set())  # as in a process that has read no settings
-    task = partial(plugins.require_owner, "their_attacks:Mine", key="attacks", noted=True)
+    task = partial(
+        plugins.require_trusted_code,
+        "their_attacks:Mine",
+        setting="attacks",
+        only_earlier_settings=True,
+    )
     with pytest.raises(ConfigError, match="only the party that runs code may name it"):
         _run_task("trial", task, user_modules=())
     assert _run_task("trial", task, user_modules=("their_attacks:Mine",)) == ("trial", None)
-    assert plugins.list_noted_code() == ("their_attacks:Mine",)
+    assert plugins.list_trusted_code() == ("their_attacks:Mine",)

@@ -24,7 +24,7 @@ from secure_apfed.config import Config
 from secure_apfed.learning.votes import MeasuredHelp
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Outcome, compute_guarantees
-from secure_apfed.settings.promises import FIGURES
+from secure_apfed.settings.promises import MEANING_BY_EPSILON
 from tests.experiments.run_folder import config_of, make_attack_result
 from tests.secure_apfed.small_runs import small_config
 
@@ -106,7 +106,7 @@ def test_every_method_has_four_lines_that_name_every_promise(method: str) -> Non
     lines = lines_of(run)
     assert tuple(lines) == ANSWERS
     protected = lines[ANSWERS[0]]
-    named = [FIGURES[promise.figure][0] for promise in compute_guarantees(config, run.outcome)]
+    named = [MEANING_BY_EPSILON[promise.figure][0] for promise in compute_guarantees(config, run.outcome)]
     assert [name for name in named if name not in protected] == []
     assert "Cost: 1.5" in protected
     assert lines[ANSWERS[2]] == "Not known: no attack ran."

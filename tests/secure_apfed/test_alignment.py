@@ -105,7 +105,7 @@ HIDDEN = {"pairwise_overlaps": "hidden"}
 )
 def test_a_run_takes_what_its_settings_allow(given: dict[str, Any], backend: Any) -> None:
     settings = AlignmentSettings.model_validate(given)
-    assert settings.backend == backend
+    assert settings.selected_protocol == backend
     assert settings.collect_terms() == AlignmentSettings(protocol=backend).collect_terms()
 
 
@@ -250,7 +250,9 @@ def test_a_history_is_not_agreed_on(tmp_path: Path) -> None:
         make_intersection(kept, session="s").agreement
         == make_intersection(none, session="s").agreement
     )
-    assert kept.for_a_trial() == AlignmentSettings(protocol=kept.backend, minimum_rows=1)
+    assert kept.for_trial_ids() == AlignmentSettings(
+        protocol=kept.selected_protocol, minimum_rows=1
+    )
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from secure_apfed.config.file import dump_settings, load_config, load_config_tex
 from secure_apfed.config.plain_yaml import MAX_BYTES
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import method_settings
-from secure_apfed.settings import did_you_mean
+from secure_apfed.settings import suggest_name
 
 GOOD = """\
 name: small
@@ -242,8 +242,8 @@ def test_deep_nesting_is_refused(text: str) -> None:
 
 def test_a_file_of_unknown_keys_is_refused_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n".join(f"k{number}: 1" for number in range(5_000))
-    look_for = Mock(wraps=did_you_mean)
-    monkeypatch.setattr("secure_apfed.config.file.did_you_mean", look_for)
+    look_for = Mock(wraps=suggest_name)
+    monkeypatch.setattr("secure_apfed.config.file.suggest_name", look_for)
     lines = problems_of(text).splitlines()
     assert 0 < look_for.call_count <= 100
     assert len(lines) == 101

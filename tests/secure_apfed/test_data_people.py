@@ -630,5 +630,5 @@ def test_what_the_page_shows() -> None:
     shown = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     data = [parse_yaml(block, "docs/data.md")[0]["data"] for block in shown]
     settings = [load_settings_text(DataSettings, format_yaml(one), source="x") for one in data]
-    assert [one.horizontal for one in settings] == [False, False, False, True]
+    assert [one.is_horizontal for one in settings] == [False, False, False, True]
     assert settings[-1].classes == ("no", "yes")

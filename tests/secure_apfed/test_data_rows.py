@@ -24,7 +24,7 @@ from secure_apfed.interfaces.training import train
 from secure_apfed.learning.own_code import refuse_user_functions, split_user_functions
 from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.plugins import import_code, reading_settings
+from secure_apfed.settings.plugins import import_callable, reading_settings
 
 N = 40
 IDS = [f"person-{number}" for number in range(N)]
@@ -333,7 +333,7 @@ def test_a_run_of_images_is_finished_without_local_models(here: Path) -> None:
     config = Config.model_validate(settings)
     result = run_in_memory(config, here / "run")
     assert measure_run_baselines(config, here / "run", result.trained) is None
-    assert load_recording(here / "run", encoder=import_code("my_rows:encode", key="")).model
+    assert load_recording(here / "run", encoder=import_callable("my_rows:encode", setting="")).model
 
 
 @pytest.mark.parametrize("form", ["npy", "images", "code of IDs"])
@@ -366,7 +366,7 @@ def test_nobody_names_what_makes_anothers_rows(here: Path) -> None:
 
 def test_what_somebody_else_wrote_names_no_code(here: Path) -> None:
     (here / "never_loaded.py").write_text("raise SystemExit('it was imported')")
-    with reading_settings(own=False):
+    with reading_settings(are_own=False):
         settings = name_tables(rows="never_loaded:others_rows")
     with pytest.raises(ConfigError, match="only the party that runs code may name it"):
         load_own_tables(settings, "clinic", seed=0)

@@ -234,7 +234,7 @@ def draw_up(settings: Mapping[str, Any]) -> None:
     config = load_config_text(format_yaml(settings), source="run.yaml")
     shared = load_config_text(format_yaml(project.list_shared_settings(config)), source="proposal")
     assert shared.collect_terms() == config.collect_terms()
-    trial = config.alignment.for_a_trial()
+    trial = config.alignment.for_trial_ids()
     for protocol in SET_INTERSECTIONS:
         one = trial.model_copy(update={"protocol": protocol})
         make_intersection(one, session=f"plan {protocol}", dealer="dealer")

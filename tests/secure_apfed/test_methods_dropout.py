@@ -190,7 +190,7 @@ def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
 def test_an_average_never_lacks_a_party(method: str) -> None:
     """A sum without one passive was taken as the whole average, and nobody was told."""
     config = small_config(method, secure_sum=pair_of("plain + recoverable masks") | {"clip": 64.0})
-    clients = {"clients": 5} if config.data.horizontal else {"dataset": "digits", "views": 5}
+    clients = {"clients": 5} if config.data.is_horizontal else {"dataset": "digits", "views": 5}
     data = config.data.model_copy(update={**clients, "limit": 240})
     config = config.model_copy(update={"data": data})
     if method == "apfed_code":  # a passive has seven columns that differ here

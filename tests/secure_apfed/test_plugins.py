@@ -34,7 +34,7 @@ from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.settings import plugins
-from secure_apfed.settings.plugins import GROUPS, PluginKind
+from secure_apfed.settings.plugins import ENTRY_POINT_GROUPS, PluginKind
 from secure_apfed.settings.training import OwnLossSettings
 from secure_apfed.testing import check_method, check_objective
 from tests.docs.pages import DOCS
@@ -161,7 +161,7 @@ class Another(ModelCompletion):
 
 NUMBER = 3
 '''
-KINDS: tuple[PluginKind, ...] = tuple(GROUPS)
+KINDS: tuple[PluginKind, ...] = tuple(ENTRY_POINT_GROUPS)
 # Kinds whose names are looked up as settings are read, and not later.
 AT_ONCE: tuple[PluginKind, ...] = (
     "datasets",
@@ -229,7 +229,7 @@ def installed(beside: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: of-others\nVersion: 1.0\n")
     lines = []
     for kind in KINDS:
-        lines += [f"[{GROUPS[kind]}]", f"of_{kind} = code_of_others:{class_of(kind)}"]
+        lines += [f"[{ENTRY_POINT_GROUPS[kind]}]", f"of_{kind} = code_of_others:{class_of(kind)}"]
         lines += [f"unseen_{kind} = never_loaded:Thing"]
     (info / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(beside)

@@ -13,12 +13,12 @@ from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.organisations.party import OwnLimits, list_protections
 from secure_apfed.settings import FollowsFrom, Protection, Settings, protects
-from secure_apfed.settings.protection import find_departures, find_key_types
+from secure_apfed.settings.protection import find_weakened_settings, list_key_protections
 from secure_apfed.settings.training import ModelSettings
 
 SHOP = Path("shop/party.yaml")
 MARKS = list_protections()
-OF_CONTRACT = dict(find_key_types(Contract))
+OF_CONTRACT = dict(list_key_protections(Contract))
 PROTECTIVE = {path: mark for path, mark in MARKS.items() if isinstance(mark, Protection)}
 FOLLOWING = {path: mark for path, mark in OF_CONTRACT.items() if isinstance(mark, FollowsFrom)}
 
@@ -43,9 +43,9 @@ class Outer(Settings):
 
 
 def test_a_key_that_says_nothing_is_found_and_counts_as_less() -> None:
-    assert dict(find_key_types(Outer)) == {"inner.quiet": None}
-    assert find_departures(Outer()) == ()
-    (found,) = find_departures(Outer(inner=Planted(quiet=2)))
+    assert dict(list_key_protections(Outer)) == {"inner.quiet": None}
+    assert find_weakened_settings(Outer()) == ()
+    (found,) = find_weakened_settings(Outer(inner=Planted(quiet=2)))
     assert (found.setting, found.whom) == ("inner.quiet", "not known")
 
 
@@ -58,20 +58,22 @@ def test_a_key_that_says_nothing_is_found_and_counts_as_less() -> None:
     ids=["sums", "networks"],
 )
 def test_the_orders_of_sums_and_networks_are_whole(path: str, names: Any) -> None:
-    assert sorted(name for group in PROTECTIVE[path].order for name in group) == sorted(names)
+    assert sorted(name for group in PROTECTIVE[path].names_by_strength for name in group) == sorted(
+        names
+    )
 
 
 def test_numbers_and_choices_are_compared() -> None:
     number = protects("everybody", lower="little", null=3.0)
     assert isinstance(number, Protection)
-    assert number.is_less(2, 3)
-    assert not number.is_less(None, 3)
-    assert number.is_less(float("nan"), 3)
+    assert number.is_weaker(2, 3)
+    assert not number.is_weaker(None, 3)
+    assert number.is_weaker(float("nan"), 3)
     choice = protects("everybody", other="little", order=(("a", "b"), "c"))
     assert isinstance(choice, Protection)
-    assert not choice.is_less("a", "b")
-    assert choice.is_less("c", "b")
-    assert choice.is_less("unheard of", "c")
+    assert not choice.is_weaker("a", "b")
+    assert choice.is_weaker("c", "b")
+    assert choice.is_weaker("unheard of", "c")
 
 
 @dataclass(frozen=True)
@@ -220,14 +222,14 @@ def test_a_weakened_setting_is_shown_and_refused_by_a_party(path: str) -> None:
     case = WEAKENED[path]
     mark = PROTECTIVE[path]
     config = run_of(case)
-    shown = {each.setting: each for each in find_departures(config)}
+    shown = {each.setting: each for each in find_weakened_settings(config)}
     assert ((case.path or path) in shown) == case.shown, shown
     if case.shown:
         assert (shown[case.path or path].whom, shown[case.path or path].means) == (
-            mark.whom,
-            mark.means,
+            mark.protected_parties,
+            mark.consequence,
         )
-    side = "maxima" if mark.less == "higher" else "minima"
+    side = "maxima" if mark.weaker_values == "higher" else "minima"
     told = rf"shop: {case.path or path} is .*, and {side}.*of shop/party.yaml asks for .*ask bank"
     limits = OwnLimits(**{side: {path: case.limit}})
     with pytest.raises(ConfigError, match=told.replace("*.", r"\*.", 1) if "*." in path else told):
@@ -254,7 +256,7 @@ USUAL = [
 def test_the_usual_value_is_within_a_limit_of_it(path: str) -> None:
     case = WEAKENED[path]
     mark = PROTECTIVE[path]
-    side = "maxima" if mark.less == "higher" else "minima"
+    side = "maxima" if mark.weaker_values == "higher" else "minima"
     config = run_of(Case((), case.limit, method=case.method))
     OwnLimits(**{side: {path: case.limit}}).require_protection(
         config, party="shop", path=SHOP, settings_owner="bank"

@@ -37,7 +37,7 @@ from secure_apfed.learning.own_code import (
     split_user_functions,
 )
 from secure_apfed.runs.run import run, run_in_memory
-from secure_apfed.settings.plugins import import_code
+from secure_apfed.settings.plugins import import_callable
 from secure_apfed.settings.training import OwnLossSettings, SumSettings
 from tests.secure_apfed.small_runs import small_config
 
@@ -355,9 +355,9 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_by_names_equals_one_by_functions(beside: Path) -> None:
-    found = import_code("my_own_nets:encode", key="network")
-    loss = import_code("my_own_nets:agree", key="objective")
-    score = import_code("my_own_nets:score", key="head_network")
+    found = import_callable("my_own_nets:encode", setting="network")
+    loss = import_callable("my_own_nets:agree", setting="objective")
+    score = import_callable("my_own_nets:score", setting="head_network")
     active = make_active(encoder=found, head=score)
     passives = [make_passive(loss=loss), make_passive("registry", loss=loss)]
     shared = {**QUICK, "party_seeds": "shared_for_comparison"}
@@ -407,7 +407,9 @@ def test_a_stored_model_takes_its_code_from_the_caller(beside: Path) -> None:
     run_in_memory(config, beside / "run")
     with pytest.raises(ModelError, match=r"load_model\(folder, encoder=...\)"):
         load_model(beside / "run")
-    encode, score = (import_code(f"my_own_nets:{name}", key="") for name in ("encode", "score"))
+    encode, score = (
+        import_callable(f"my_own_nets:{name}", setting="") for name in ("encode", "score")
+    )
     with pytest.raises(ModelError, match=r"its head is code of one's own, too"):
         load_model(beside / "run", encoder=encode)
     loaded = load_model(beside / "run", encoder=encode, head=score)
@@ -463,7 +465,7 @@ def test_nobody_names_code_for_another(beside: Path) -> None:
 )
 def test_a_name_that_names_no_code_is_refused(beside: Path, name: str, advice: str) -> None:
     with pytest.raises(ConfigError, match=f"network: .*{advice}"):
-        import_code(name, key="network")
+        import_callable(name, setting="network")
 
 
 BROKEN = {
@@ -479,7 +481,7 @@ def test_an_import_that_fails_inside_says_its_own_error(case: str, beside: Path)
     module = f"broken_nets_{list(BROKEN).index(case)}"
     (beside / f"{module}.py").write_text(text)
     with pytest.raises(ConfigError, match=f"network: {module} cannot be imported: .*{expected}"):
-        import_code(f"{module}:encode", key="network")
+        import_callable(f"{module}:encode", setting="network")
 
 
 def test_a_named_module_is_not_trained_in_place(beside: Path) -> None:

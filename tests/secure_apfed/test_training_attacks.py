@@ -20,7 +20,7 @@ from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.interfaces.training import load_training_recording, train
 from secure_apfed.interfaces.training_result import TrainingResult
 from secure_apfed.runs.run import run_in_memory
-from secure_apfed.settings.plugins import import_code
+from secure_apfed.settings.plugins import import_callable
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_training import (
     PARTIES,
@@ -154,7 +154,9 @@ def test_a_run_by_names_is_loaded_with_its_code(beside: Path) -> None:
     run_in_memory(small_config("apfed_r", model={**changes, "projection": 4}), beside / "run")
     with pytest.raises(ModelError, match=r"load_model\(folder, encoder=...\)"):
         load_recording(beside / "run")
-    made = {name: import_code(f"my_own_nets:{name}", key="") for name in ("encode", "score")}
+    made = {
+        name: import_callable(f"my_own_nets:{name}", setting="") for name in ("encode", "score")
+    }
     recording = load_recording(beside / "run", encoder=made["encode"], head=made["score"])
     assert recording.model is not None
     assert tuple(recording.model(recording.data.table.features[:3]).shape) == (3, 2)
@@ -206,7 +208,7 @@ def test_commands_take_the_code_that_their_caller_names(
     found = json.loads(capsys.readouterr().out)["attacks"]
     assert {each["attack"] for each in found} == {"model_completion"}
     assert any(each["applicable"] for each in found)
-    model = load_model(named, encoder=import_code("my_own_nets:encode", key=""), head=score)
+    model = load_model(named, encoder=import_callable("my_own_nets:encode", setting=""), head=score)
     columns = [column["name"] for column in model.card["encoding"]["columns"]]
     frame = pd.DataFrame(draw(3, len(columns)).numpy(), columns=columns)
     frame.to_csv(named.parent / "rows.csv", index=False)

@@ -136,7 +136,7 @@ def play_stuffing(
         role=role,
         parties=(role,),
         behaviour=attack.behaviour,
-        description=Exchange(name=settings.backend),
+        description=Exchange(name=settings.selected_protocol),
         envelopes={},
         features={},
         knowledge=Knowledge(classes=2, victim=victim),
@@ -212,7 +212,7 @@ def _intersect(
     if attack.overstuff:
         agreed = vars(honest.agreement) | {"maximum_ids": _MAX_IDS}
         boundless = _UnlimitedAgreement(**agreed, shown_agreement=honest.agreement)
-        malicious = SET_INTERSECTIONS[settings.backend](boundless)
+        malicious = SET_INTERSECTIONS[settings.selected_protocol](boundless)
     # The adversary's own check of its size must not stop it.
     unbounded = settings.model_copy(update={"maximum_ids": _MAX_IDS})
     stuffed_ids = canonical_ids(role, list(stuffed), unbounded)

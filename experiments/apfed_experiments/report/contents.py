@@ -41,8 +41,8 @@ from secure_apfed.runs.weakened_settings import (
     describe_weakened_settings,
 )
 from secure_apfed.settings import Settings
-from secure_apfed.settings.data import TABLES
-from secure_apfed.settings.promises import worst_promise
+from secure_apfed.settings.data import OWN_TABLES
+from secure_apfed.settings.promises import find_worst_guarantee
 
 _CLASS_RECALL_PREFIX = "recall of class "
 _SHORT_TITLE_BY_EPSILON = {
@@ -178,7 +178,7 @@ def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
         ),
         ("gradients are returned" in phrases, "Passives receive gradients that give labels away."),
         (
-            run.config.labels_are_private and bool(run.attacks),
+            run.config.are_labels_private and bool(run.attacks),
             "Attacks compare guesses with the true training rows: no epsilon covers their scores.",
         ),
         (
@@ -309,15 +309,15 @@ def _make_weakest_guarantee_tile(run: ReportedRun) -> Tile:
     `run.figure` names the epsilon of that kind, such as "epsilon_x" for representations. The note
     has the weakest guarantee on every other kind.
     """
-    weakest_guarantee = worst_promise(run.promises, run.figure)
+    weakest_guarantee = find_worst_guarantee(run.promises, run.figure)
     other_epsilon_names = {promise.figure for promise in run.promises} - {weakest_guarantee.figure}
     notes = [weakest_guarantee.why] if weakest_guarantee.why else []
     notes += [
-        f"{title} {worst_promise(run.promises, figure).text}"
+        f"{title} {find_worst_guarantee(run.promises, figure).text}"
         for figure, title in _SHORT_TITLE_BY_EPSILON.items()
         if figure in other_epsilon_names
     ]
-    title = weakest_guarantee.format_title(fixed=weakest_guarantee.state == "bounded")
+    title = weakest_guarantee.format_title(names_fixed_part=weakest_guarantee.state == "bounded")
     return Tile(title, weakest_guarantee.text, ", ".join(notes))
 
 
@@ -429,7 +429,7 @@ def describe_alignment_leaks(run: Reported) -> tuple[str, ...]:
         f"{guesses.hub:,} guessed IDs at each passive in one intersection, others at another; a "
         f"passive up to {guesses.member:,}."
     )
-    return (*SET_INTERSECTIONS[settings.backend].leaks, guesses_sentence)
+    return (*SET_INTERSECTIONS[settings.selected_protocol].leaks, guesses_sentence)
 
 
 def list_coalitions(run: Reported) -> tuple[tuple[str, str], ...]:
@@ -479,7 +479,9 @@ def list_privacy_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     spent, and the number of privacy costs recorded in each party's ledger.
     """
     privacy = run.outcome.privacy
-    rows = [(promise.format_title(fixed=True), promise.sentence) for promise in run.promises]
+    rows = [
+        (promise.format_title(names_fixed_part=True), promise.sentence) for promise in run.promises
+    ]
     if privacy.delta is not None:
         rows.append(("delta", words.format_number(privacy.delta)))
     if privacy.releases is not None and run.figure == "epsilon_x":
@@ -568,7 +570,7 @@ def iter_setting_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
     train = config.train
     rate = f"learning rate {train.learning_rate:g}"
     yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
-    if not config.data.horizontal:
+    if not config.data.is_horizontal:
         yield "alignment", _describe_alignment(config)
     yield from _iter_protection_rows(run)
 
@@ -576,9 +578,9 @@ def iter_setting_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
 def _describe_data(config: Config) -> str:
     """Return the title of the data set, with the number of views or of horizontal parties."""
     data = config.data
-    is_own_tables = data.dataset == TABLES
+    is_own_tables = data.dataset == OWN_TABLES
     title = "the parties' own tables" if is_own_tables else find_dataset(data.dataset).title
-    parties = "parties with people of their own" if data.horizontal else "views"
+    parties = "parties with people of their own" if data.is_horizontal else "views"
     return f"{title}, {view_count(data)} {parties}"
 
 
@@ -604,13 +606,13 @@ def _describe_alignment(config: Config) -> str:
     asked for.
     """
     data = config.data
-    if data.dataset == TABLES:
-        return config.alignment.backend
+    if data.dataset == OWN_TABLES:
+        return config.alignment.selected_protocol
     if data.aligned:
         request = f"people {data.aligned}"
     else:
         request = f"overlap {words.format_percent(data.overlap)}"
-    return f"{config.alignment.backend}, {request} asked"
+    return f"{config.alignment.selected_protocol}, {request} asked"
 
 
 def _iter_protection_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:

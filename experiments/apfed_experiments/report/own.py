@@ -25,7 +25,12 @@ from secure_apfed.runs.audit_log import AUDIT_LOG_NAME, LogSummary, verify_log
 from secure_apfed.runs.checkpoint_store import PartyEnd
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract
 from secure_apfed.runs.outcome import Outcome, StoredResult, load_common_people
-from secure_apfed.settings.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
+from secure_apfed.settings.promises import (
+    NO_PRIVACY_SPENT,
+    Promise,
+    derive_guarantee,
+    find_party_guarantee,
+)
 
 _REASON_TO_KEEP_BY_FILE: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
@@ -131,8 +136,8 @@ class OwnSide:
                 }
             )
         if not spent_by_epsilon:
-            return (promise_of_party(config, role, ()),)
-        return tuple(map(promise_of_account, spent_by_epsilon))
+            return (find_party_guarantee(config, role, ()),)
+        return tuple(map(derive_guarantee, spent_by_epsilon))
 
 
 class _StoredContract(StoredResult):
@@ -172,11 +177,11 @@ def list_signed_reports(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[s
             signature_text = (
                 "NOT OF THIS CONTRACT: signed by another identity, or for another session"
             )
-        guarantees = [promise_of_account(account.model_dump()) for account in spent]
+        guarantees = [derive_guarantee(account.model_dump()) for account in spent]
         guarantees_text = "; ".join(
             f"{promise.format_title()} {promise.text}" for promise in guarantees
         )
-        yield title, f"{guarantees_text or NO_ACCOUNT}, {signature_text}"
+        yield title, f"{guarantees_text or NO_PRIVACY_SPENT}, {signature_text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +226,9 @@ class ReportedParty:
     def promise_rows(self) -> tuple[tuple[str, str], ...]:
         """The guarantees of this party to the people in its table, as title and text."""
         promises = self.own.list_promises(self.config, str(self.roles[self.own.name]))
-        return tuple((promise.format_title(fixed=True), promise.sentence) for promise in promises)
+        return tuple(
+            (promise.format_title(names_fixed_part=True), promise.sentence) for promise in promises
+        )
 
     def iter_limit_rows(self) -> Iterator[tuple[str, str]]:
         """Yield title and text of the common people, and of the limits that all parties have

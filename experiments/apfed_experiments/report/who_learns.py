@@ -84,7 +84,7 @@ class RunFacts:
             guarded=config.guard.mechanism != "none",
             pairwise=config.alignment.mode == "pairwise",
             label_dp=config.labels.mechanism != "none",
-            labels_after=config.train.meets_labels_after,
+            labels_after=config.train.is_exchange_label_free,
             private=config.dp_sgd is not None,
             noisy=config.method.find_noise(config) is not None,
             inductive=config.method.has_inductive_votes,

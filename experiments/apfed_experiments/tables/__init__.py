@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from apfed_experiments.tables import apc_vfl, apfed, apfed_trained, fedmv, mmvfl
 from apfed_experiments.tables.table import PaperTable
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import unknown_name
+from secure_apfed.settings import describe_unknown_name
 
 __all__ = ["TABLES", "find_table"]
 
@@ -21,5 +21,5 @@ def find_table(name: str) -> PaperTable:
     Raises ConfigError: no table has this name; the message names the nearest.
     """
     if name not in TABLES:
-        raise ConfigError(f"table: {unknown_name(name, TABLES)}")
+        raise ConfigError(f"table: {describe_unknown_name(name, TABLES)}")
     return TABLES[name]
