@@ -31,24 +31,24 @@ def read_section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 def refuse_contradictions(
     active: Active,
     passives: Sequence[Passive],
-    given: Mapping[str, Any],
+    train_arguments: Mapping[str, Any],
     guard: Gaussian | Mapping[str, Any] | None,
     settings: Mapping[str, Any],
     *,
-    sums_gradients: bool,
+    has_gradient_sum: bool,
 ) -> None:
     """Raise ConfigError if a setting is given in two ways, one of which would be ignored.
 
     Args:
         active, passives: the parties, some with modules of their own.
-        given: arguments of `train` that are also keys of the section `train`, by name; None: the
-            argument is not given.
+        train_arguments: arguments of `train` that are also keys of the section `train`, by name;
+            None: the argument is not given.
         guard: the argument `guard`.
         settings: the sections of settings that were passed to `train`.
-        sums_gradients: whether the method adds up the passives' gradients.
+        has_gradient_sum: whether the method adds up the passives' gradients.
     """
     train_settings = read_section(settings, "train")
-    for name, value in given.items():
+    for name, value in train_arguments.items():
         if value is not None and name in train_settings:
             raise ConfigError(
                 f"{name}={value!r} and train={{{name!r}: {train_settings[name]!r}}} are both "
@@ -59,7 +59,7 @@ def refuse_contradictions(
             f"delta={settings['delta']!r} and guard={type(guard).__name__}(delta={guard.delta!r}) "
             f"differ; say {type(guard).__name__}(..., delta={settings['delta']!r}) alone"
         )
-    ignored_keys = _list_ignored_model_keys(active, passives, sums_gradients=sums_gradients)
+    ignored_keys = _list_ignored_model_keys(active, passives, has_gradient_sum=has_gradient_sum)
     for key, value in read_section(settings, "model").items():
         if key in ignored_keys:
             module_name = "head" if key in ("dropout", "head") else "encoder"
@@ -71,35 +71,35 @@ def refuse_contradictions(
 
 
 def _list_ignored_model_keys(
-    active: Active, passives: Sequence[Passive], *, sums_gradients: bool
+    active: Active, passives: Sequence[Passive], *, has_gradient_sum: bool
 ) -> list[str]:
     """Return the keys of the section `model` that describe no network which is built in this run.
 
     They are ignored, because the active brings its own encoder or head. Passives' built-in encoders
     and decoders, which the section describes, too, may still need them.
     """
-    own_losses = [party for party in passives if party.gradient is None]
-    builds_encoder = any(
+    passives_with_loss = [party for party in passives if party.gradient is None]
+    needs_built_in_encoder = any(
         isinstance(party.loss, Contrastive) and not (party.loss.encoder or party.encoder)
-        for party in own_losses
+        for party in passives_with_loss
     )
-    builds_decoder = any(
+    needs_built_in_decoder = any(
         isinstance(party.loss, Reconstruction) and party.loss.decoder is None
-        for party in own_losses
+        for party in passives_with_loss
     )
-    ignored = list[str]()
+    ignored_keys = list[str]()
     if active.encoder is not None:
-        ignored.append("network")
-        if not builds_encoder:
-            ignored += ["random_features", "sequences"]
+        ignored_keys.append("network")
+        if not needs_built_in_encoder:
+            ignored_keys += ["random_features", "sequences"]
         # In methods that do not sum gradients, all parties agree on the representation's width.
-        if not builds_encoder and sums_gradients:
-            ignored.append("representation")
-        if not builds_encoder and not builds_decoder and active.head is not None:
-            ignored.append("hidden")
+        if not needs_built_in_encoder and has_gradient_sum:
+            ignored_keys.append("representation")
+        if not needs_built_in_encoder and not needs_built_in_decoder and active.head is not None:
+            ignored_keys.append("hidden")
     if active.head is not None:
-        ignored += ["dropout", "head"]
-    return ignored
+        ignored_keys += ["dropout", "head"]
+    return ignored_keys
 
 
 def require_parties(active: Active, passives: Sequence[Passive]) -> None:
@@ -131,34 +131,43 @@ def require_parties(active: Active, passives: Sequence[Passive]) -> None:
             )
 
 
-def refuse_misplaced_settings(settings: Mapping[str, Any], arguments: Iterable[str]) -> None:
+def refuse_misplaced_settings(settings: Mapping[str, Any], argument_names: Iterable[str]) -> None:
     """Raise ConfigError for an argument of `train` that is no section of settings.
 
     If it is a key of a section, the error names the section. Otherwise it names the most similar
     argument, section or key.
 
-    `settings`: the further keyword arguments of `train`, which should be sections. `arguments`:
-    names of the arguments that `train` declares.
+    `settings`: the further keyword arguments of `train`, which should be sections.
+    `argument_names`: names of the arguments that `train` declares.
     """
-    sections: Mapping[str, type[Settings]] = {"train": TrainSettings, "model": ModelSettings}
+    class_by_section: Mapping[str, type[Settings]] = {
+        "train": TrainSettings,
+        "model": ModelSettings,
+    }
     for name, value in settings.items():
-        if name in Config.model_fields and not (name == "labels" and isinstance(value, str)):
+        # The section `labels` is a mapping; a text is meant for the key `labels` of `train`.
+        is_key_of_train = name == "labels" and isinstance(value, str)
+        if name in Config.model_fields and not is_key_of_train:
             continue
-        key = "learning_rate" if name == "lr" else name
-        for section, kind in sections.items():
-            if key in kind.model_fields:
+        corrected_name = "learning_rate" if name == "lr" else name
+        for section, kind in class_by_section.items():
+            if corrected_name in kind.model_fields:
                 raise ConfigError(
-                    f"train: {name} is no argument; say {section}={{{key!r}: {value!r}}}"
+                    f"train: {name} is no argument; say {section}={{{corrected_name!r}: {value!r}}}"
                 )
         # How each known name is written in a call of `train`.
-        spellings = {known: f"{known}=..." for known in [*arguments, *Config.model_fields]}
-        for section, kind in sections.items():
-            for inner in kind.model_fields:
-                spellings.setdefault(inner, f"{section}={{{inner!r}: ...}}")
-        nearest = get_close_matches(name, list(spellings), n=1, cutoff=0.6)
-        guess = f"did you mean {spellings[nearest[0]]}?" if nearest else "leave it out"
+        call_text_by_name = {
+            known_name: f"{known_name}=..."
+            for known_name in [*argument_names, *Config.model_fields]
+        }
+        for section, kind in class_by_section.items():
+            for section_key in kind.model_fields:
+                call_text_by_name.setdefault(section_key, f"{section}={{{section_key!r}: ...}}")
+        nearest = get_close_matches(name, list(call_text_by_name), n=1, cutoff=0.6)
+        advice = f"did you mean {call_text_by_name[nearest[0]]}?" if nearest else "leave it out"
         raise ConfigError(
-            f"train: {name}={value!r:.60} is neither an argument nor a section of settings; {guess}"
+            f"train: {name}={value!r:.60} is neither an argument nor a section of settings; "
+            f"{advice}"
         )
 
 
@@ -172,34 +181,38 @@ def refuse_attack_classes(attacks: object) -> None:
     for choice in attacks:
         attack = choice.get("name") if isinstance(choice, Mapping) else choice
         if not isinstance(attack, str):
-            kind = attack if isinstance(attack, type) else type(attack)
+            attack_class = attack if isinstance(attack, type) else type(attack)
             raise ConfigError(
-                f"attacks: expected the names of attacks, got {kind.__name__} itself; name it as "
-                f"attacks=['{kind.__module__}:{kind.__qualname__}']"
+                f"attacks: expected the names of attacks, got {attack_class.__name__} itself; name "
+                f"it as attacks=['{attack_class.__module__}:{attack_class.__qualname__}']"
             )
 
 
-def require_used(
-    passives: Sequence[Passive], settings: type[MethodSettings], *, title: str
+def refuse_unused_code(
+    passives: Sequence[Passive], method_settings: type[MethodSettings], *, method_name: str
 ) -> None:
     """Raise ConfigError if a passive brings an encoder or a loss that the method does not use.
 
-    `settings`: class of the method's settings, which states facts about the method. `title`: name
-    of the method, for the error.
+    `method_settings`: class of the method's settings, which states facts about the method.
+    `method_name`: name of the method, for the error.
     """
-    sends_outputs = settings.representation_sender == "passives" or settings.has_representation_sum
+    has_encoder_outputs = (
+        method_settings.representation_sender == "passives"
+        or method_settings.has_representation_sum
+    )
     for party in passives:
-        reads_encoder = sends_outputs or isinstance(party.loss, Contrastive)
-        if party.encoder is not None and not reads_encoder:
+        is_encoder_used = has_encoder_outputs or isinstance(party.loss, Contrastive)
+        if party.encoder is not None and not is_encoder_used:
             raise ConfigError(
-                f"{party.name}: it brought an encoder, and under method {title} passives send no "
+                f"{party.name}: it brought an encoder, and under method {method_name} passives "
+                "send no "
                 "output of one; hand it to the loss, as loss=Contrastive(encoder=...) or an "
                 "nn.Module that holds it, or leave it out"
             )
-        if settings.has_gradient_sum or party.gradient is not None:
+        if method_settings.has_gradient_sum or party.gradient is not None:
             continue
         if party.loss != Reconstruction() or party.weight != 1.0 or party.row_wise:
             raise ConfigError(
                 f"{party.name}: it brought a loss, its weight or row_wise, and under method "
-                f"{title} passives train on none; leave them out, or take method apfed"
+                f"{method_name} passives train on none; leave them out, or take method apfed"
             )

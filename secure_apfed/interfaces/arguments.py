@@ -16,7 +16,7 @@ from secure_apfed.config.plain_yaml import KeyPath, parse_yaml_value
 from secure_apfed.errors import ApfedError
 from secure_apfed.settings import Settings
 
-TRAIN_ARGUMENTS: Mapping[KeyPath, str] = {
+TRAIN_ARGUMENT_BY_PATH: Mapping[KeyPath, str] = {
     ("train", "epochs"): "epochs",
     ("train", "batch_size"): "batch_size",
     ("train", "optimizer"): "optimizer",
@@ -28,20 +28,24 @@ TRAIN_ARGUMENTS: Mapping[KeyPath, str] = {
 """Path of a setting -> the argument of `train` that gives it."""
 
 # Words that are values of settings in texts.
-_WORDS = "mean|drop|error|none|auto|after|joint|balanced|float64|true|false|null"
-_VALUE = rf'\[[^\]]*\]|\{{[^}}]*\}}|"[^"]*"|-?\d+(?:\.\d+)?(?:e-?\d+)?|(?:{_WORDS})\b'
-_SECTIONS = "train|model|data|secure_sum|guard|alignment|transcript|rules|dp_sgd|passives|method"
-_KEY = re.compile(
-    rf"(?<![\w.'\"/={{-])({_SECTIONS})((?:\.[A-Za-z_][\w-]*)+)"
-    rf"(?:: (?P<value>{_VALUE})(?! \w+ (?:rows|is|are)\b))?"
+_VALUE_WORDS = "mean|drop|error|none|auto|after|joint|balanced|float64|true|false|null"
+_VALUE_PATTERN = rf'\[[^\]]*\]|\{{[^}}]*\}}|"[^"]*"|-?\d+(?:\.\d+)?(?:e-?\d+)?|(?:{_VALUE_WORDS})\b'
+_SECTION_NAMES = (
+    "train|model|data|secure_sum|guard|alignment|transcript|rules|dp_sgd|passives|method"
 )
-_SECTION = re.compile(rf"(?<![\w.'\"/-])({_SECTIONS}): (\{{[^}}]*\}})")
-_IGNORED = re.compile(r"(?:say )?data\.parties\.[\w.-]+\.ignore: (\[[^\]]*\])")
+_SETTING_PATTERN = re.compile(
+    rf"(?<![\w.'\"/={{-])({_SECTION_NAMES})((?:\.[A-Za-z_][\w-]*)+)"
+    rf"(?:: (?P<value>{_VALUE_PATTERN})(?! \w+ (?:rows|is|are)\b))?"
+)
+_SECTION_PATTERN = re.compile(rf"(?<![\w.'\"/-])({_SECTION_NAMES}): (\{{[^}}]*\}})")
+_IGNORE_PATTERN = re.compile(r"(?:say )?data\.parties\.[\w.-]+\.ignore: (\[[^\]]*\])")
 # Advice on settings of a table, which do not exist for rows that a program passes.
-_OF_TABLES = re.compile(r"data\.parties\.[\w.-]+\.(?:rare_categories|numeric): \S+ ?\S*?, or ")
-_MISSING = re.compile(r"data\.parties\.([\w.-]+)\.missing: (\w+)")
+_TABLE_ADVICE_PATTERN = re.compile(
+    r"data\.parties\.[\w.-]+\.(?:rare_categories|numeric): \S+ ?\S*?, or "
+)
+_MISSING_PATTERN = re.compile(r"data\.parties\.([\w.-]+)\.missing: (\w+)")
 # Other phrases about files or the command line -> phrases about a program.
-_PHRASES: Mapping[str, str] = {
+_REPLACEMENT_BY_PHRASE: Mapping[str, str] = {
     " (data.limit)": "",
     "--resume": "resume=True",
     "leave their cells empty": "give None in their place",
@@ -49,7 +53,7 @@ _PHRASES: Mapping[str, str] = {
     "reconstruction at every passive": "loss=Reconstruction() at every passive",
 }
 # Settings of a passive that are arguments of `Passive`.
-_PARTY_FIELDS = frozenset({"weight", "row_wise", "encoder", "gradient", "loss"})
+_PASSIVE_ARGUMENTS = frozenset({"weight", "row_wise", "encoder", "gradient", "loss"})
 
 
 def describe_argument(path: KeyPath, value: Any) -> str:
@@ -71,26 +75,26 @@ def _narrow_value(value: Any, keys: list[str | int]) -> str:
     if not keys:
         is_long = isinstance(value, Mapping | list)
         return "..." if is_long or value is None else repr(value)
-    key, *others = keys
+    key, *remaining_keys = keys
     if isinstance(value, Mapping):
-        return f"{{{key!r}: {_narrow_value(value.get(str(key)), others)}}}"
+        return f"{{{key!r}: {_narrow_value(value.get(str(key)), remaining_keys)}}}"
     if isinstance(value, list) and isinstance(key, int) and key < len(value):
-        before = "..., " if key else ""
-        return f"[{before}{_narrow_value(value[key], others)}]"
+        left_out_before = "..., " if key else ""
+        return f"[{left_out_before}{_narrow_value(value[key], remaining_keys)}]"
     return "..."
 
 
 @contextmanager
-def name_arguments(arguments: Mapping[KeyPath, str]) -> Iterator[None]:
+def name_arguments(argument_by_path: Mapping[KeyPath, str]) -> Iterator[None]:
     """Name settings as arguments in the library's errors and warnings in the `with` block.
 
-    `arguments`: path of a setting -> the argument that gives it. Settings without an argument are
-    named as parts of a section, such as train={'learning_rate': ...}.
+    `argument_by_path`: path of a setting -> the argument that gives it. Settings without an
+    argument are named as parts of a section, such as train={'learning_rate': ...}.
     """
 
     def translate(text: str) -> str:
         """Return a text in which settings are named as arguments."""
-        return translate_settings(text, arguments)
+        return translate_settings(text, argument_by_path)
 
     try:
         with translate_warnings(translate):
@@ -100,30 +104,30 @@ def name_arguments(arguments: Mapping[KeyPath, str]) -> Iterator[None]:
         raise
 
 
-def translate_settings(text: str, arguments: Mapping[KeyPath, str]) -> str:
+def translate_settings(text: str, argument_by_path: Mapping[KeyPath, str]) -> str:
     """Return a text of the library in which arguments replace the settings of a YAML file.
 
-    `arguments`: path of a setting -> the argument that gives it.
+    `argument_by_path`: path of a setting -> the argument that gives it.
 
     Examples:
-        >>> translate_settings("raise data.test_fraction", TRAIN_ARGUMENTS)
+        >>> translate_settings("raise data.test_fraction", TRAIN_ARGUMENT_BY_PATH)
         'raise test_fraction='
-        >>> translate_settings("lower train.learning_rate", TRAIN_ARGUMENTS)
+        >>> translate_settings("lower train.learning_rate", TRAIN_ARGUMENT_BY_PATH)
         "lower train={'learning_rate': ...}"
-        >>> translate_settings("say model.projection: 6, or another", TRAIN_ARGUMENTS)
+        >>> translate_settings("say model.projection: 6, or another", TRAIN_ARGUMENT_BY_PATH)
         "say model={'projection': 6}, or another"
     """
-    text = _OF_TABLES.sub("", text)
-    text = _IGNORED.sub(_describe_dropping, text)
-    text = _MISSING.sub(r"missing='\2' at \1", text)
-    for phrase, replacement in _PHRASES.items():
+    text = _TABLE_ADVICE_PATTERN.sub("", text)
+    text = _IGNORE_PATTERN.sub(_describe_column_drop, text)
+    text = _MISSING_PATTERN.sub(r"missing='\2' at \1", text)
+    for phrase, replacement in _REPLACEMENT_BY_PHRASE.items():
         text = text.replace(phrase, replacement)
     text = re.sub(r" in the run's file\b", "", text)
-    text = _SECTION.sub(_describe_section, text)
-    return _KEY.sub(_replace_key(arguments), text)
+    text = _SECTION_PATTERN.sub(_describe_section, text)
+    return _SETTING_PATTERN.sub(_make_setting_replacer(argument_by_path), text)
 
 
-def _describe_dropping(match: re.Match[str]) -> str:
+def _describe_column_drop(match: re.Match[str]) -> str:
     """Return the advice that replaces a setting `ignore`, which lists columns (group 1)."""
     names = parse_yaml_value(match[1], source="names of columns")
     return f"leave it out, as rows.drop(columns={names!r})"
@@ -134,12 +138,14 @@ def _describe_section(match: re.Match[str]) -> str:
     return f"{match[1]}={parse_yaml_value(match[2], source=match[1])!r}"
 
 
-def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], str]:
+def _make_setting_replacer(
+    argument_by_path: Mapping[KeyPath, str],
+) -> Callable[[re.Match[str]], str]:
     """Return the function that replaces a match of `_KEY`: a setting's path, perhaps with a value.
 
     It returns the argument that gives the setting, or the path itself if that is no setting.
 
-    `arguments`: path of a setting -> the argument that gives it.
+    `argument_by_path`: path of a setting -> the argument that gives it.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -148,13 +154,13 @@ def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], 
         path: KeyPath = (match[1], *keys)
         has_value = match["value"] is not None
         value = repr(parse_yaml_value(match["value"], source="it")) if has_value else "..."
-        if (argument := arguments.get(path)) is not None:
+        if (argument := argument_by_path.get(path)) is not None:
             return f"{argument}={value if has_value else ''}"
         if match[1] == "passives" and len(keys) == 2 and keys[1] == "objective":
             return f"Passive({keys[0]!r}, loss={value})"
-        if match[1] == "passives" and len(keys) == 2 and keys[1] in _PARTY_FIELDS:
+        if match[1] == "passives" and len(keys) == 2 and keys[1] in _PASSIVE_ARGUMENTS:
             return f"Passive({keys[0]!r}, {keys[1]}={value})"
-        if not _is_known(path):
+        if not _is_setting(path):
             return match[0]
         for key in reversed(keys):
             value = f"{{{key!r}: {value}}}"
@@ -163,12 +169,16 @@ def _replace_key(arguments: Mapping[KeyPath, str]) -> Callable[[re.Match[str]], 
     return replace
 
 
-def _is_known(path: KeyPath) -> bool:
+def _is_setting(path: KeyPath) -> bool:
     """Return whether a path is a setting; texts such as method.py look like one, too."""
     section, key, *_ = map(str, path)
-    kind = Config.model_fields[section].annotation
+    section_class = Config.model_fields[section].annotation
     if section == "dp_sgd":  # its type is no class of settings, as the section may be missing
         return True
     if section in ("passives", "method"):
         return len(path) > 2 or (section == "method" and key not in ("py", "json", "yaml"))
-    return isinstance(kind, type) and issubclass(kind, Settings) and key in kind.model_fields
+    return (
+        isinstance(section_class, type)
+        and issubclass(section_class, Settings)
+        and key in section_class.model_fields
+    )

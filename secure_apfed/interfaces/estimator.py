@@ -51,12 +51,12 @@ from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 
-_ACTIVE = "active"
+_ACTIVE_NAME = "active"
 # Settings must name two parties; this name is used if there is no passive.
-_NO_PASSIVE = ("nobody",)
-_SETTINGS = "settings__"  # prefix of parameters that are settings of the run
+_PLACEHOLDER_PASSIVES = ("nobody",)
+_SETTINGS_PREFIX = "settings__"  # prefix of parameters that are settings of the run
 # Task of an estimator -> the estimator for the other task, for errors.
-_OTHER_ESTIMATORS = {
+_ADVICE_BY_TASK = {
     Classification.name: "VerticalRegressor for numbers",
     Regression.name: "VerticalClassifier for classes",
 }
@@ -130,7 +130,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         params: dict[str, Any] = super().get_params(deep=False)
         if deep:
             settings = list_parameters(self.settings, self._build_defaults())
-            params |= {f"{_SETTINGS}{key}": value for key, value in settings.items()}
+            params |= {f"{_SETTINGS_PREFIX}{key}": value for key, value in settings.items()}
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -138,15 +138,17 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
         Raises ValueError: no parameter has this name; the error names the most similar one.
         """
-        nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
-        direct = {name: value for name, value in params.items() if name not in nested}
-        unknown = direct.keys() - super().get_params(deep=False).keys()
-        if unknown:
-            raise self._build_parameter_error(next(iter(unknown)))
-        super().set_params(**direct)
+        run_settings = {
+            name: value for name, value in params.items() if name.startswith(_SETTINGS_PREFIX)
+        }
+        own_params = {name: value for name, value in params.items() if name not in run_settings}
+        unknown_names = own_params.keys() - super().get_params(deep=False).keys()
+        if unknown_names:
+            raise self._build_parameter_error(next(iter(unknown_names)))
+        super().set_params(**own_params)
         # Sections come before their keys, which would otherwise be overwritten.
-        for name in sorted(nested, key=lambda name: (name.count("__"), name)):
-            self._set_nested_setting(name, nested[name])
+        for name in sorted(run_settings, key=lambda name: (name.count("__"), name)):
+            self._set_nested_setting(name, run_settings[name])
         return self
 
     def _set_nested_setting(self, name: str, value: Any) -> None:
@@ -159,18 +161,20 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
         Raises ValueError: unknown name.
         """
-        key = name.removeprefix(_SETTINGS)
+        key = name.removeprefix(_SETTINGS_PREFIX)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
         value_by_key = list_parameters(settings, self._build_defaults())
         is_default = key in value_by_key and key not in list_set_names(settings)
-        if is_default and _is_same(value_by_key[key], value):
+        if is_default and _is_equal_setting(value_by_key[key], value):
             return
         try:
-            self.settings = replace_setting({**self._section_default(key), **settings}, key, value)
+            self.settings = replace_setting(
+                {**self._copy_default_section(key), **settings}, key, value
+            )
         except KeyError:
             raise self._build_parameter_error(name) from None
 
-    def _section_default(self, key: str) -> dict[str, Any]:
+    def _copy_default_section(self, key: str) -> dict[str, Any]:
         """Return the section of a setting with the estimator's defaults, by the section's name.
 
         The result is empty if the estimator has no defaults for the section.
@@ -183,14 +187,14 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _build_parameter_error(self, name: str) -> ValueError:
         """Return the error for an unknown parameter, with the most similar name."""
-        declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
-        nearest = find_nearest_name(name, [*self.get_params(), *declared])
-        guess = f"did you mean {nearest!r}? " if nearest else ""
-        is_from_frames = name.removeprefix(_SETTINGS).partition("__")[0] in ("data", "seed")
-        instead = "frames stand for settings.data, and the parameter seed for settings.seed; "
+        settings_names = (f"{_SETTINGS_PREFIX}{key}" for key in list_declared_names())
+        nearest_name = find_nearest_name(name, [*self.get_params(), *settings_names])
+        suggestion = f"did you mean {nearest_name!r}? " if nearest_name else ""
+        is_from_frames = name.removeprefix(_SETTINGS_PREFIX).partition("__")[0] in ("data", "seed")
+        frames_advice = "frames stand for settings.data, and the parameter seed for settings.seed; "
         return ValueError(
-            f"Invalid parameter {name!r} for estimator {type(self).__name__}; {guess}"
-            f"{instead if is_from_frames else ''}get_params() lists all, those of the run as "
+            f"Invalid parameter {name!r} for estimator {type(self).__name__}; {suggestion}"
+            f"{frames_advice if is_from_frames else ''}get_params() lists all, those of the run as "
             "settings__SECTION__KEY"
         )
 
@@ -224,22 +228,22 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             DataError: cells or IDs do not fit, or y has people in another order than X.
             ValueError: labels do not fit the task.
         """
-        y = self._order_labels(X, y)
+        y = self._require_label_order(X, y)
         X = _convert_frame(X)
-        raw, y_N = self._validate_inputs(X, y)
-        frame = _name_columns(X, raw)
+        cells, y_N = self._validate_inputs(X, y)
+        frame = _name_columns(X, cells)
         self._has_column_names = isinstance(X, pd.DataFrame)
         labels = self._prepare_labels(y_N)
         config = self._build_config()
         data = VerticalData(
-            table=_build_table(_ACTIVE, frame, labels.numbers),
+            table=_build_table(_ACTIVE_NAME, frame, labels.numbers),
             passives=tuple(
                 _build_table(name, features)
                 for name, features in (self.passives or {}).items()
                 if features is not None
             ),
             classes=labels.classes,
-            targets=labels.targets,
+            targets=labels.target_scale,
             train_rows=torch.arange(len(frame)),
             test_rows=torch.empty(0, dtype=torch.int64),  # scikit-learn splits before it calls fit
         )
@@ -252,11 +256,11 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         assert network is not None
         encoding = data.active.encoding
         assert isinstance(encoding, ColumnEncoding)
-        task = TASKS[self._task].from_targets(labels.targets)
+        task = TASKS[self._task].from_targets(labels.target_scale)
         self.model_ = ActiveModel(network, data.classes, encoding, {}, result.threshold, task)
         return self
 
-    def _prepare_labels(self, y_N: NDArray[Any]) -> "_Labels":
+    def _prepare_labels(self, y_N: NDArray[Any]) -> "_LearntLabels":
         """Return the labels as a run learns them: class indices, or standardised numbers.
 
         Each subclass defines it.
@@ -270,7 +274,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """
         raise NotImplementedError
 
-    def _order_labels(self, X: Any, y: Any) -> Any:
+    def _require_label_order(self, X: Any, y: Any) -> Any:
         """Return y after a check that its labels are in the order of X's rows.
 
         If y has an index, it must equal the index of X, or be row numbers. The frames of X and of
@@ -281,18 +285,18 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             DataError: the index of y names other people than the index of X, or in another order.
         """
         self._require_frames(X)
-        me = type(self).__name__
+        estimator_name = type(self).__name__
         index = getattr(y, "index", None)
         if not isinstance(index, pd.Index) or index.equals(pd.RangeIndex(len(index))):
             return y
         if not isinstance(X, pd.DataFrame):
-            return order_by_position(y, f"{me}: y", error=DataError)
-        are_numbers = index.inferred_type == "integer" and X.index.inferred_type != "integer"
-        if are_numbers and not index.isin(X.index).any():
+            return order_by_position(y, f"{estimator_name}: y", error=DataError)
+        has_row_numbers = index.inferred_type == "integer" and X.index.inferred_type != "integer"
+        if has_row_numbers and not index.isin(X.index).any():
             return y  # a split left row numbers, while X has names of people
         if len(index) == len(X) and not index.equals(X.index):
             raise DataError(
-                f"{me}: the index of y names other people than that of X, or in "
+                f"{estimator_name}: the index of y names other people than that of X, or in "
                 "another order; give y.loc[X.index], or y.to_numpy() where it goes by place"
             )
         return y
@@ -304,12 +308,15 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
         Raises SparseRowsError: cells are sparse.
         """
-        me = type(self).__name__
-        require_dense(X, party=_ACTIVE)
-        absent = [name for name, frame in (self.passives or {}).items() if frame is None]
-        if absent:
+        estimator_name = type(self).__name__
+        require_dense(X, party=_ACTIVE_NAME)
+        passives_without_rows = [
+            name for name, frame in (self.passives or {}).items() if frame is None
+        ]
+        if passives_without_rows:
             raise ConfigError(
-                f"{me}: the rows of {', '.join(absent)} are not here, since a pickle "
+                f"{estimator_name}: the rows of {', '.join(passives_without_rows)} are not here, "
+                "since a pickle "
                 "of an estimator leaves them out; give the frames, set_params(passives=...), and "
                 'let a search run in threads, joblib.parallel_config(backend="threading")'
             )
@@ -317,12 +324,12 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             require_dense(frame, party=name)
             if not isinstance(frame, pd.DataFrame):
                 raise ConfigError(
-                    f"{me}: the rows of {name} came as {type(frame).__name__}, which "
+                    f"{estimator_name}: the rows of {name} came as {type(frame).__name__}, which "
                     "names nobody; give a pandas frame whose index names people"
                 )
         if self.passives and not isinstance(X, pd.DataFrame):
             raise ConfigError(
-                f"{me}: people are matched by the index of frames, and the active's "
+                f"{estimator_name}: people are matched by the index of frames, and the active's "
                 f"rows came as {type(X).__name__}, which names nobody; give a pandas frame, and in "
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
             )
@@ -334,8 +341,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         X = _convert_frame(X)
-        raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
-        frame = _name_columns(X, raw)
+        cells = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
+        frame = _name_columns(X, cells)
         encoding = self.model_.encoding
         assert isinstance(encoding, ColumnEncoding)
         if not (isinstance(X, pd.DataFrame) and self._has_column_names):
@@ -358,8 +365,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """
         if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN: each row of X needs its label")
-        raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
-        return raw, self._check_labels(labels)
+        cells, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
+        return cells, self._check_labels(labels)
 
     def _build_config(self) -> Config:
         """Return the run's configuration from the user's settings.
@@ -376,7 +383,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         if task != self._task:
             raise ConfigError(
                 f"{type(self).__name__}: settings.task is {task!r}, and this estimator is for "
-                f"{self._task}; leave it out, or take {_OTHER_ESTIMATORS[self._task]}"
+                f"{self._task}; leave it out, or take {_ADVICE_BY_TASK[self._task]}"
             )
         settings = {
             **self._build_defaults(),
@@ -387,29 +394,30 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         # Settings must name files, but these are never read: `run` gets the frames.
         settings["data"] = {
             "dataset": "tables",
-            "active": _ACTIVE,
+            "active": _ACTIVE_NAME,
             "id_column": "index",
             "label_column": "label",
             "parties": {
-                name: {"file": "frame"} for name in (_ACTIVE, *(self.passives or _NO_PASSIVE))
+                name: {"file": "frame"}
+                for name in (_ACTIVE_NAME, *(self.passives or _PLACEHOLDER_PASSIVES))
             },
         }
         return Config.model_validate(settings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Labels:
+class _LearntLabels:
     """The labels as a run learns them.
 
     Attributes:
-        numbers: (N,), indices in `classes`, or numbers standardised by `targets`.
+        numbers: (N,), indices in `classes`, or numbers standardised by `target_scale`.
         classes: the classes as texts, sorted; empty for a regression.
-        targets: mean and scale of a regression's labels; None: labels are classes.
+        target_scale: mean and scale of a regression's labels; None: labels are classes.
     """
 
     numbers: torch.Tensor
     classes: tuple[str, ...] = ()
-    targets: TargetScale | None = None
+    target_scale: TargetScale | None = None
 
 
 class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[misc]
@@ -450,7 +458,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         check_classification_targets(y_N)
         return np.asarray(y_N)
 
-    def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+    def _prepare_labels(self, y_N: NDArray[Any]) -> _LearntLabels:
         """Return class indices with the classes, and set `classes_`.
 
         Warn of classes such as "NA", which may stand for missing labels.
@@ -459,7 +467,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
             ValueError: there are fewer than two classes.
             TableError: a class has several spellings.
         """
-        self.classes_, numbers_N = np.unique(y_N, return_inverse=True)
+        self.classes_, class_indices_N = np.unique(y_N, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {y_N[0]}")
         if self.classes_.dtype.kind not in "biuf":
@@ -467,7 +475,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
             require_one_spelling(texts, where="the labels y", remedy="number them")
             warn_of_empty_words(texts, party="VerticalClassifier", column="y", are_empty=False)
         classes = tuple(map(str, self.classes_))
-        return _Labels(numbers=torch.from_numpy(numbers_N).long(), classes=classes)
+        return _LearntLabels(numbers=torch.from_numpy(class_indices_N).long(), classes=classes)
 
     @isolate_torch_modes()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -485,8 +493,8 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         It is the likeliest class, or the class that `settings["threshold"]` decides.
         """
         probabilities_NK = torch.from_numpy(self.predict_proba(X))
-        class_N = self.model_.decide_classes(probabilities_NK).numpy()
-        labels: NDArray[Any] = self.classes_[class_N]
+        class_indices_N = self.model_.decide_classes(probabilities_NK).numpy()
+        labels: NDArray[Any] = self.classes_[class_indices_N]
         return labels
 
 
@@ -535,7 +543,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
             raise ValueError("Input y contains infinity: each row of X needs a finite number")
         return numbers_N
 
-    def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+    def _prepare_labels(self, y_N: NDArray[Any]) -> _LearntLabels:
         """Return standardised labels with their mean and scale.
 
         Raises:
@@ -546,8 +554,10 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
             raise ValueError(
                 f"VerticalRegressor: got n_samples={len(y_N)}, expected two rows or more"
             )
-        targets = TargetScale.from_targets(y_N, party="VerticalRegressor")
-        return _Labels(numbers=targets.encode(y_N, party="VerticalRegressor"), targets=targets)
+        target_scale = TargetScale.from_targets(y_N, party="VerticalRegressor")
+        return _LearntLabels(
+            numbers=target_scale.encode(y_N, party="VerticalRegressor"), target_scale=target_scale
+        )
 
     @isolate_torch_modes()
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -556,7 +566,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
         return predicted_N
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def _is_equal_setting(value: Any, other: Any) -> bool:
     """Return whether two settings have the same type and value.
 
     The answer is no for arrays, whose comparison gives an array.
@@ -573,15 +583,15 @@ def _convert_frame(X: Any) -> Any:
     Columns of dates and durations become objects: scikit-learn makes one NumPy array of all
     columns, which cannot have both numbers and dates.
     """
-    require_dense(X, party=_ACTIVE)
+    require_dense(X, party=_ACTIVE_NAME)
     if not isinstance(X, pd.DataFrame):
         if not isinstance(nw.from_native(X, pass_through=True), nw.DataFrame):
             return X
         X = as_pandas(X, party="the input")
-    moments = [name for name, kind in X.dtypes.items() if kind.kind in "mM"]
-    if not moments or not X.columns.is_unique:
+    date_columns = [name for name, kind in X.dtypes.items() if kind.kind in "mM"]
+    if not date_columns or not X.columns.is_unique:
         return X
-    return X.astype(dict.fromkeys(moments, object))
+    return X.astype(dict.fromkeys(date_columns, object))
 
 
 def _has_other_order(columns: "pd.Index[Any]") -> bool:
@@ -590,32 +600,34 @@ def _has_other_order(columns: "pd.Index[Any]") -> bool:
     return list(columns) != positions and sorted(columns, key=str) == sorted(positions, key=str)
 
 
-def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
+def _name_columns(X: Any, cells: Any) -> pd.DataFrame:
     """Return the rows as a pandas frame.
 
     A frame gets its column names as texts. The columns of an array are called x0, x1 and so on, and
     its rows have no names of people.
 
-    `X`: a pandas frame, or an array. `raw`: rows of `X` as an array, after scikit-learn's checks.
+    `X`: a pandas frame, or an array. `cells`: rows of `X` as an array, after scikit-learn's checks.
 
     Raises TypeError: cells of an array are neither texts nor numbers.
     """
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
-    if raw.dtype == object:
-        _check_cells(raw)
-    columns = [f"x{position}" for position in range(raw.shape[1])]
-    return pd.DataFrame(np.asarray(raw), columns=columns)
+    if cells.dtype == object:
+        _check_cells(cells)
+    columns = [f"x{position}" for position in range(cells.shape[1])]
+    return pd.DataFrame(np.asarray(cells), columns=columns)
 
 
-def _check_cells(raw: NDArray[Any]) -> None:
+def _check_cells(cells: NDArray[Any]) -> None:
     """Raise TypeError if cells of an array (N, F) are neither texts nor numbers."""
-    kinds = {type(cell) for cell in raw.ravel()}
-    wrong_kinds = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
-    if wrong_kinds:
+    cell_types = {type(cell) for cell in cells.ravel()}
+    refused_types = [
+        kind.__name__ for kind in cell_types if not issubclass(kind, (str, numbers.Real))
+    ]
+    if refused_types:
         raise TypeError(
             "each cell of the active's columns argument must be a string or a real number, got "
-            f"{', '.join(wrong_kinds)}"
+            f"{', '.join(refused_types)}"
         )
 
 

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.baselines import BaselinesRecord
 
-_TABLES = "tables"  # the data set's name in the settings, and the folder of the written frames
-_DRAWING = ("matplotlib", "jinja2", "adjustText")  # packages that reports need
+_TABLES_NAME = "tables"  # the data set's name in the settings, and the folder of the written frames
+_REPORT_PACKAGES = ("matplotlib", "jinja2", "adjustText")  # packages that reports need
 
 
 @dataclass(frozen=True)
@@ -265,14 +265,14 @@ def run_frames(
     frames = check_frames(
         active,
         passives,
-        name=active_name,
+        active_name=active_name,
         id_column=id,
-        label=label,
-        rules=_parse_id_rules(settings),
+        label_column=label,
+        id_rules=_parse_id_rules(settings),
     )
     with ExitStack() as stack:
         run_folder = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
-        if (run_folder / _TABLES).exists():
+        if (run_folder / _TABLES_NAME).exists():
             raise CheckpointError(
                 f"{run_folder} holds frames of a run already; choose a new folder"
             )
@@ -280,9 +280,9 @@ def run_frames(
             settings,
             _name_files(frames),
             method=method,
-            data={
+            data_of_frames={
                 "active": active_name,
-                "folder": str(run_folder / _TABLES),
+                "folder": str(run_folder / _TABLES_NAME),
                 "id_column": id,
                 "label_column": label,
             },
@@ -290,7 +290,7 @@ def run_frames(
         run_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with cache_fits():
             try:
-                _write_frames(frames, run_folder / _TABLES)
+                _write_frames(frames, run_folder / _TABLES_NAME)
                 with warnings.catch_warnings():
                     # This process has all tables, so a secure sum would hide nothing from it.
                     warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -298,15 +298,15 @@ def run_frames(
             except BaseException:
                 # If the run has not begun, the folder can be used again.
                 if not RunFolder(run_folder).config.exists():
-                    shutil.rmtree(run_folder / _TABLES, ignore_errors=True)
+                    shutil.rmtree(run_folder / _TABLES_NAME, ignore_errors=True)
                 raise
             result = _load_result(
                 config,
                 run_folder,
                 run_result,
                 _map_labels_by_text(frames[active_name], label),
-                baselines=baselines,
-                keeps=folder is not None,
+                needs_baselines=baselines,
+                is_folder_kept=folder is not None,
             )
             if folder is None and run_result.recorded:
                 # Stored messages move out of the temporary folder, which is removed now.
@@ -328,64 +328,73 @@ def _parse_id_rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
 
 def _build_config(
     settings: Mapping[str, Any],
-    files: Mapping[str, str],
+    file_by_party: Mapping[str, str],
     *,
     method: str | Mapping[str, Any],
-    data: Mapping[str, str],
+    data_of_frames: Mapping[str, str],
 ) -> Config:
     """Return the settings of a run whose tables are the written frames.
 
     Args:
         settings: sections of a run's YAML file, as the user passed them.
-        files: name of each party's file, by party.
+        file_by_party: name of each party's file, by party.
         method: name of the method, or its section.
-        data: settings of the section `data` that follow from the frames.
+        data_of_frames: settings of the section `data` that follow from the frames.
 
     Raises ConfigError: a setting is wrong, or contradicts the frames.
     """
-    content = {"name": "frames", **settings, "method": method}
-    data_settings = content.get("data") or {}
-    if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(data_settings)):
-        raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
-    parties = _build_parties(data_settings.get("parties") or {}, files)
-    known_method = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
-    if known_method and known_method.settings.representation_sender is None:
+    config_values = {"name": "frames", **settings, "method": method}
+    data_settings = config_values.get("data") or {}
+    if refused_keys := sorted(
+        {"dataset", "folder", "id_column", "label_column"} & set(data_settings)
+    ):
+        raise ConfigError(
+            f"data.{refused_keys[0]}: the frames say this; leave it out, or say label or id"
+        )
+    parties = _build_parties(data_settings.get("parties") or {}, file_by_party)
+    method_class = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
+    if method_class and method_class.settings.representation_sender is None:
         # No representations are sent, so a guard has nothing to protect.
-        content.setdefault("guard", {"mechanism": "none"})
-    content["data"] = {
-        "dataset": _TABLES,
+        config_values.setdefault("guard", {"mechanism": "none"})
+    config_values["data"] = {
+        "dataset": _TABLES_NAME,
         "missing": "mean",
-        **data,
+        **data_of_frames,
         **data_settings,
         "parties": parties,
     }
-    values = json.loads(json.dumps(content, default=_convert_to_plain))
+    plain_values = json.loads(json.dumps(config_values, default=_convert_to_plain))
 
     def describe_place(path: KeyPath) -> str:
         """Return how the user passed the setting at this path, for errors."""
-        return describe_argument(path, values.get(str(path[0]))) if path else ""
+        return describe_argument(path, plain_values.get(str(path[0]))) if path else ""
 
-    return load_config_values(values, describe_place=describe_place)
+    return load_config_values(plain_values, describe_place=describe_place)
 
 
 def _build_parties(
-    settings_by_party: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
+    settings_by_party: Mapping[str, Mapping[str, Any]], file_by_party: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of each party's table, by party: its file, and how columns are read.
 
-    `settings_by_party`: settings that the user passed. `files`: name of each party's file.
+    `settings_by_party`: settings that the user passed. `file_by_party`: name of each party's file.
 
     Raises ConfigError: there is no frame of a party, or its settings name a file or IDs.
     """
-    if unknown := sorted(set(settings_by_party) - set(files)):
+    if unknown_parties := sorted(set(settings_by_party) - set(file_by_party)):
         raise ConfigError(
-            f"data.parties: there is no frame of {', '.join(unknown)}; there are those of "
-            f"{', '.join(files)}"
+            f"data.parties: there is no frame of {', '.join(unknown_parties)}; there are those of "
+            f"{', '.join(file_by_party)}"
         )
     for name, party_settings in settings_by_party.items():
-        if named := sorted({"file", "database", "id_column"} & set(party_settings)):
-            raise ConfigError(f"data.parties.{name}.{named[0]}: the frames say this; leave it out")
-    return {name: {**settings_by_party.get(name, {}), "file": file} for name, file in files.items()}
+        if refused_keys := sorted({"file", "database", "id_column"} & set(party_settings)):
+            raise ConfigError(
+                f"data.parties.{name}.{refused_keys[0]}: the frames say this; leave it out"
+            )
+    return {
+        name: {**settings_by_party.get(name, {}), "file": file}
+        for name, file in file_by_party.items()
+    }
 
 
 def _convert_to_plain(value: Any) -> Any:
@@ -397,10 +406,10 @@ def _load_result(
     config: Config,
     folder: Path,
     run_result: RunResult,
-    labels: Mapping[str, Any],
+    label_by_text: Mapping[str, Any],
     *,
-    baselines: bool,
-    keeps: bool,
+    needs_baselines: bool,
+    is_folder_kept: bool,
 ) -> FramesResult:
     """Return the result on frames, from the folder of the finished run.
 
@@ -410,62 +419,67 @@ def _load_result(
         config: settings of the run.
         folder: folder of the run.
         run_result: the result of `run`.
-        labels: text that names a class in the run -> the label in the active's frame.
-        baselines: whether local models are measured.
-        keeps: whether the folder is kept; only then a report is written to it.
+        label_by_text: text that names a class in the run -> the label in the active's frame.
+        needs_baselines: whether local models are measured.
+        is_folder_kept: whether the folder is kept; only then a report is written to it.
     """
     from apfed_experiments.baselines import measure_run_baselines
     from apfed_experiments.finished import mount_attacks
 
-    variant = next(iter(run_result.accuracy))  # the way to predict that is reported first
-    scored = load_scores(RunFolder(folder), variant, threshold=run_result.threshold)
+    first_variant = next(iter(run_result.accuracy))  # the way to predict that is reported first
+    scored = load_scores(RunFolder(folder), first_variant, threshold=run_result.threshold)
     attacks = mount_attacks(folder, recording=run_result.recorded) if config.attacks else ()
-    local_models = measure_run_baselines(config, folder, run_result.trained) if baselines else None
-    who_learns, page = _write_report(folder, draws=keeps)
+    baselines_record = (
+        measure_run_baselines(config, folder, run_result.trained) if needs_baselines else None
+    )
+    who_learns, report_path = _write_report(folder, needs_page=is_folder_kept)
     model = None
     if config.method.can_predict_locally:
         active_model = load_model(folder)
         model = FramesModel(
-            tuple(labels.get(name, name) for name in active_model.classes), active_model
+            tuple(label_by_text.get(name, name) for name in active_model.classes), active_model
         )
     return FramesResult(
         config=config,
         run=run_result,
         measures={} if scored is None else estimate_measures(scored),
-        alone=local_models,
+        alone=baselines_record,
         attacks=attacks,
         who_learns=who_learns,
-        report=page,
+        report=report_path,
         _model=model,
     )
 
 
-def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
+def _write_report(
+    folder: Path, *, needs_page: bool
+) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
     """Return what each party can read, by party, and the path of the report's page.
 
     Without the packages that reports need, these are an empty mapping and None.
 
-    `folder`: folder of the run. `draws`: whether the page is written; otherwise its path is None.
+    `folder`: folder of the run. `needs_page`: whether the page is written; otherwise its path is
+    None.
     """
     try:
         from apfed_experiments.report import load_run, write_report
         from apfed_experiments.report.contents import list_learned
     except ModuleNotFoundError as error:
-        if error.name not in _DRAWING:
+        if error.name not in _REPORT_PACKAGES:
             raise
         return {}, None
-    page = write_report(folder) if draws else None
-    return list_learned(load_run(folder)), page
+    report_path = write_report(folder) if needs_page else None
+    return list_learned(load_run(folder)), report_path
 
 
 def check_frames(
     active: Any,
     passives: Mapping[str, Any],
     *,
-    name: str,
+    active_name: str,
     id_column: str,
-    label: str,
-    rules: IdNormalisation | None = None,
+    label_column: str,
+    id_rules: IdNormalisation | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return each party's frame in pandas, by party, with IDs as texts; the active comes first.
 
@@ -474,48 +488,56 @@ def check_frames(
     Args:
         active: the active's frame.
         passives: passive's name -> its frame.
-        name: the active's name.
+        active_name: the active's name.
         id_column: the column of IDs in each frame.
-        label: the active's column of labels.
-        rules: the rules by which IDs are normalised before they are compared; None: the defaults.
+        label_column: the active's column of labels.
+        id_rules: the rules by which IDs are normalised before they are compared; None: the
+            defaults.
 
     Raises DataError: a frame lacks a column, IDs are repeated or never match, a passive has the
         column of labels, or all labels are of one class.
     """
-    if name in passives:
-        raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
-    frame_by_party = {name: active, **passives}
-    collected = {
+    if active_name in passives:
+        raise DataError(
+            f"{active_name}: the active is called so, and a passive, too; rename the passive"
+        )
+    frame_by_party = {active_name: active, **passives}
+    collected_by_party = {
         party: collect_frame(frame, party=party) for party, frame in frame_by_party.items()
     }
-    frames = {party: as_pandas(frame, party=party) for party, frame in collected.items()}
-    ids = {
-        party: _extract_ids(frame, collected[party], id_column, party=party)
-        for party, frame in frames.items()
+    pandas_by_party = {
+        party: as_pandas(frame, party=party) for party, frame in collected_by_party.items()
     }
-    normal = (rules or IdNormalisation()).normalise_text
-    require_comparable({party: map(normal, texts) for party, texts in ids.items()})
-    frames = {party: frame.assign(**{id_column: ids[party]}) for party, frame in frames.items()}
+    ids_by_party = {
+        party: _extract_ids(frame, collected_by_party[party], id_column, party=party)
+        for party, frame in pandas_by_party.items()
+    }
+    normalise_id = (id_rules or IdNormalisation()).normalise_text
+    require_comparable({party: map(normalise_id, texts) for party, texts in ids_by_party.items()})
+    pandas_by_party = {
+        party: frame.assign(**{id_column: ids_by_party[party]})
+        for party, frame in pandas_by_party.items()
+    }
     for party in passives:
-        if label in frames[party].columns:
+        if label_column in pandas_by_party[party].columns:
             raise DataError(
-                f"{party}: its column {label!r} is called like the labels of {name}, which a "
-                "passive must not train on; drop it or rename it"
+                f"{party}: its column {label_column!r} is called like the labels of {active_name}, "
+                "which a passive must not train on; drop it or rename it"
             )
-    _check_labels(frames[name], label, party=name)
-    return frames
+    _check_labels(pandas_by_party[active_name], label_column, party=active_name)
+    return pandas_by_party
 
 
-def _map_labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
+def _map_labels_by_text(frame: pd.DataFrame, label_column: str) -> dict[str, Any]:
     """Return the text that names a class in a run -> the label as in the frame.
 
-    `label`: the column of labels.
+    `label_column`: the column of labels.
     """
-    labels = frame[label].dropna().unique().tolist()
-    pairs = [(format_cell(value), value) for value in labels]
+    labels = frame[label_column].dropna().unique().tolist()
+    text_label_pairs = [(format_cell(value), value) for value in labels]
     # Labels that differ only in surrounding blanks have one text. The label without blanks is
     # sorted last, so that the dictionary keeps it.
-    return dict(sorted(pairs, key=lambda pair: pair[0] == pair[1]))
+    return dict(sorted(text_label_pairs, key=lambda pair: pair[0] == pair[1]))
 
 
 def _name_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
@@ -542,11 +564,11 @@ def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 def _check_column(column: "pd.Series", *, party: str) -> None:
     """Raise DataError if a Parquet file cannot store a column."""
-    kind = pd.api.types.infer_dtype(column, skipna=True)
-    if kind.startswith("mixed"):
+    content_type = pd.api.types.infer_dtype(column, skipna=True)
+    if content_type.startswith("mixed"):
         raise DataError(
-            f"{party}: column {column.name!r} holds cells of several kinds ({kind}); make them "
-            "all numbers or all text, as with .astype(str), or drop the column"
+            f"{party}: column {column.name!r} holds cells of several kinds ({content_type}); make "
+            "them all numbers or all text, as with .astype(str), or drop the column"
         )
     try:
         # The table is not needed, only pyarrow's errors about cells that Parquet cannot hold.
@@ -558,52 +580,60 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
         ) from error
 
 
-def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -> list[str]:
+def _extract_ids(
+    frame: pd.DataFrame, original_frame: Any, id_column: str, *, party: str
+) -> list[str]:
     """Return a frame's IDs as texts.
 
     Args:
         frame: the party's frame, in pandas.
-        native: the same frame as the caller passed it; IDs are read from it, since the conversion
-            to pandas changes dates.
-        column: the column of IDs.
+        original_frame: the same frame as the caller passed it; IDs are read from it, since the
+            conversion to pandas changes dates.
+        id_column: the column of IDs.
         party: the party's name.
 
     Raises DataError: the frame has no rows, no such column, or repeated IDs.
     """
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
-    if column not in frame.columns:
+    if id_column not in frame.columns:
         raise DataError(
-            f"{party}: it has no column {column!r} of IDs; its columns are "
+            f"{party}: it has no column {id_column!r} of IDs; its columns are "
             f"{', '.join(frame.columns[:10])}: name another as id, or add it"
         )
-    native_frame = nw.from_native(native, eager_only=True)
-    cells = native_frame[column].to_native() if column in native_frame.columns else frame[column]
-    texts = id_texts(
-        cells, party=party, subject=f"column {column!r}", should_strip=True, settings_key="id"
+    native_frame = nw.from_native(original_frame, eager_only=True)
+    cells = (
+        native_frame[id_column].to_native()
+        if id_column in native_frame.columns
+        else frame[id_column]
     )
-    repeated = pd.Series(texts)
-    is_repeated = repeated.duplicated(keep=False)
+    id_texts_N = id_texts(
+        cells, party=party, subject=f"column {id_column!r}", should_strip=True, settings_key="id"
+    )
+    id_series = pd.Series(id_texts_N)
+    is_repeated = id_series.duplicated(keep=False)
     if is_repeated.any():
-        first = np.flatnonzero(repeated == repeated[is_repeated].iloc[0])
+        positions_of_first_repeated = np.flatnonzero(id_series == id_series[is_repeated].iloc[0])
         raise DataError(
-            f"{party}: {repeated[is_repeated].nunique()} IDs of column {column!r} occur more than "
-            f"once, the first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of "
-            "each"
+            f"{party}: {id_series[is_repeated].nunique()} IDs of column {id_column!r} occur more "
+            "than "
+            f"once, the first in rows {', '.join(map(str, positions_of_first_repeated[:5]))} (from "
+            "0); keep one row of each"
         )
-    return texts
+    return id_texts_N
 
 
-def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:
+def _check_labels(frame: pd.DataFrame, label_column: str, *, party: str) -> None:
     """Raise DataError unless the label column exists and has two classes or more."""
-    if label not in frame.columns:
+    if label_column not in frame.columns:
         raise DataError(
-            f"{party}: it has no column {label!r} of labels; its columns are "
+            f"{party}: it has no column {label_column!r} of labels; its columns are "
             f"{', '.join(frame.columns[:10])}: name another as label"
         )
-    values = frame[label].dropna().unique()
-    if len(values) < 2:
-        description = f"of one class, {values[0]!r}" if len(values) else "empty"
+    distinct_labels = frame[label_column].dropna().unique()
+    if len(distinct_labels) < 2:
+        description = f"of one class, {distinct_labels[0]!r}" if len(distinct_labels) else "empty"
         raise DataError(
-            f"{party}: all labels of column {label!r} are {description}; two classes are needed"
+            f"{party}: all labels of column {label_column!r} are {description}; two classes are "
+            "needed"
         )

@@ -44,10 +44,10 @@ def find_kept_rows(party: Active | Passive) -> NDArray[np.int64]:
     Raises ConfigError: `missing` has an unknown value, or the party's rows are no frame, so that
         there are no empty cells to treat.
     """
-    treatments = get_args(Missing)
-    if party.missing not in treatments:
+    known_values = get_args(Missing)
+    if party.missing not in known_values:
         raise ConfigError(
-            f"{party.name}: missing={party.missing!r}: expected one of {', '.join(treatments)}"
+            f"{party.name}: missing={party.missing!r}: expected one of {', '.join(known_values)}"
         )
     rows = party.rows
     if not isinstance(rows, pd.DataFrame):
@@ -103,8 +103,8 @@ def make_table(
     ids: tuple[str, ...],
     kept_rows: NDArray[np.int64],
     *,
-    labels: Tensor | None,
-    fitted: NDArray[np.int64] | None = None,
+    class_indices_N: Tensor | None,
+    fitted_rows: NDArray[np.int64] | None = None,
 ) -> PartyTable:
     """Return a party's table: its rows, encoded as features, with IDs and labels.
 
@@ -114,8 +114,9 @@ def make_table(
         party: the party, as the user passed it.
         ids: IDs of all rows that were passed, as texts.
         kept_rows: positions of the N rows that go into the table.
-        labels: class numbers of these rows, (N,); None: a passive.
-        fitted: positions, among these rows, of the rows to which columns are fitted; None: all.
+        class_indices_N: class numbers of these rows, (N,); None: a passive.
+        fitted_rows: positions, among these rows, of the rows to which columns are fitted; None:
+            all.
 
     Raises DataError: IDs, rows and labels do not fit each other, or rows cannot be encoded.
     """
@@ -126,12 +127,14 @@ def make_table(
         _refuse_ids_among_columns(party, ids, party.rows)
         ids = tuple(ids[row] for row in kept_rows)
         party = replace(party, rows=party.rows.iloc[kept_rows])
-        if labels is not None:
-            texts = [None if number == UNLABELLED else str(number) for number in labels.tolist()]
-            warn_of_labels(party.rows, texts, source=party.name, label="labels")
-    features, encoding = _read_rows(party, fitted)
+        if class_indices_N is not None:
+            label_texts = [
+                None if number == UNLABELLED else str(number) for number in class_indices_N.tolist()
+            ]
+            warn_of_labels(party.rows, label_texts, source=party.name, label="labels")
+    features, encoding = _read_rows(party, fitted_rows)
     _require_rows(party, len(ids), features)
-    return PartyTable(party.name, ids, features, labels, encoding)
+    return PartyTable(party.name, ids, features, class_indices_N, encoding)
 
 
 def _require_order_of_ids(party: Active | Passive, ids: Sequence[str]) -> None:
@@ -143,27 +146,29 @@ def _require_order_of_ids(party: Active | Passive, ids: Sequence[str]) -> None:
     `ids`: the party's IDs, as texts.
     """
     labels = getattr(party, "labels", None)
-    for what, column in (("rows", party.rows), ("labels", labels)):
+    for column_name, column in (("rows", party.rows), ("labels", labels)):
         if not isinstance(column, pd.Series | pd.DataFrame) or len(column) != len(ids):
             continue
         index = column.index
-        if isinstance(index, pd.RangeIndex | pd.MultiIndex) or _has_index(party.ids, index):
+        if isinstance(index, pd.RangeIndex | pd.MultiIndex) or _has_same_index(party.ids, index):
             continue
-        names = [str(name).strip() for name in index]
-        common = set(names).intersection(ids)
+        index_texts = [str(name).strip() for name in index]
+        shared_ids = set(index_texts).intersection(ids)
         if pd.api.types.is_numeric_dtype(index):
-            holds_ids = len(common) == len(set(ids))
+            is_index_of_ids = len(shared_ids) == len(set(ids))
         else:
-            holds_ids = bool(common)
-        if holds_ids and names != list(ids):
+            is_index_of_ids = bool(shared_ids)
+        if is_index_of_ids and index_texts != list(ids):
             raise DataError(
-                f"{party.name}: the index of its {what} holds {len(common)} of its IDs, in another "
-                f"order than ids, and row k is joined to ID k; give ids={what}.index, or "
-                f"{what}.loc[ids], or {what}.reset_index(drop=True) if the index is no ID"
+                f"{party.name}: the index of its {column_name} holds {len(shared_ids)} of its IDs, "
+                "in another "
+                f"order than ids, and row k is joined to ID k; give ids={column_name}.index, or "
+                f"{column_name}.loc[ids], or {column_name}.reset_index(drop=True) if the index is "
+                "no ID"
             )
 
 
-def _has_index(ids: Any, index: "pd.Index[Any]") -> bool:
+def _has_same_index(ids: Any, index: "pd.Index[Any]") -> bool:
     """Return whether the IDs are a pandas column with this index.
 
     Then IDs and rows come from one frame, and are in the same order.
@@ -177,20 +182,27 @@ def _require_one_order(party: Active | Passive) -> None:
     They are joined by position, so that people would be mixed up. Indices with other entries say
     nothing about the order, and are ignored.
     """
-    columns = {"IDs": party.ids, "rows": party.rows, "labels": getattr(party, "labels", None)}
-    indices = {
+    column_by_name = {
+        "IDs": party.ids,
+        "rows": party.rows,
+        "labels": getattr(party, "labels", None),
+    }
+    index_by_name = {
         name: column.index
-        for name, column in columns.items()
+        for name, column in column_by_name.items()
         if isinstance(column, pd.Series | pd.DataFrame) and column.index.is_unique
     }
-    for (first, index), (second, other_index) in combinations(indices.items(), 2):
-        if len(index) == len(other_index) and not index.equals(other_index):
-            if not index.difference(other_index).empty:
+    for (first_name, first_index), (second_name, second_index) in combinations(
+        index_by_name.items(), 2
+    ):
+        if len(first_index) == len(second_index) and not first_index.equals(second_index):
+            if not first_index.difference(second_index).empty:
                 continue  # other entries
             raise DataError(
-                f"{party.name}: its {first} and its {second} have the same index in different "
-                f"orders, and rows belong together by their places; give the {second} as "
-                f"{second.lower()}.loc[{first.lower()}.index]"
+                f"{party.name}: its {first_name} and its {second_name} have the same index in "
+                "different "
+                f"orders, and rows belong together by their places; give the {second_name} as "
+                f"{second_name.lower()}.loc[{first_name.lower()}.index]"
             )
 
 
@@ -202,19 +214,19 @@ def _refuse_ids_among_columns(
     `ids`: the party's IDs, as texts, in the order of `rows`.
     """
     for position, name in enumerate(rows.columns):
-        pairs = zip(rows.iloc[:, position], ids, strict=True)
-        if len(ids) > 1 and all(str(cell).strip() == own_id for cell, own_id in pairs):
+        cells_and_ids = zip(rows.iloc[:, position], ids, strict=True)
+        if len(ids) > 1 and all(str(cell).strip() == own_id for cell, own_id in cells_and_ids):
             raise DataError(
                 f"{party.name}: column {name} of its frame holds its IDs, from which nothing can "
                 f"be learnt; leave it out, as rows.drop(columns={name!r})"
             )
 
 
-def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
-    """Raise DataError unless there are as many rows as IDs; `ids`: number of IDs."""
-    if len(rows) != ids:
+def _require_rows(party: Active | Passive, id_count: int, rows: Sized) -> None:
+    """Raise DataError unless there are as many rows as IDs; `id_count`: number of IDs."""
+    if len(rows) != id_count:
         raise DataError(
-            f"{party.name}: {ids} IDs, but {len(rows)} rows; give one ID a row, in their order"
+            f"{party.name}: {id_count} IDs, but {len(rows)} rows; give one ID a row, in their order"
         )
 
 
@@ -258,15 +270,15 @@ def _require_columns(party: Active | Passive, rows: pd.DataFrame) -> None:
     Plain values are numbers, texts, truth values, dates, times, durations and empty cells.
     """
     if not rows.columns.is_unique:
-        twice = rows.columns[rows.columns.duplicated()].unique().tolist()
+        repeated_names = rows.columns[rows.columns.duplicated()].unique().tolist()
         raise DataError(
-            f"{party.name}: its frame has several columns called {', '.join(map(str, twice))}; "
-            "give each a name of its own"
+            f"{party.name}: its frame has several columns called "
+            f"{', '.join(map(str, repeated_names))}; give each a name of its own"
         )
-    plain = (str, bytes, Number, np.generic, date, time, timedelta, type(None), type(pd.NA))
+    plain_types = (str, bytes, Number, np.generic, date, time, timedelta, type(None), type(pd.NA))
     for name in [name for name in rows.columns if pd.api.types.is_object_dtype(rows[name])]:
         for cell in rows[name]:
-            if not isinstance(cell, plain):
+            if not isinstance(cell, plain_types):
                 raise DataError(
                     f"{party.name}: column {name} of its frame holds a {type(cell).__name__}; "
                     "expected numbers or texts: of cells that hold rows of numbers give "

@@ -32,9 +32,9 @@ from secure_apfed.interfaces.argument_checks import (
     refuse_misplaced_settings,
     require_parties,
 )
-from secure_apfed.interfaces.arguments import TRAIN_ARGUMENTS, name_arguments
+from secure_apfed.interfaces.arguments import TRAIN_ARGUMENT_BY_PATH, name_arguments
 from secure_apfed.interfaces.parties import Active, Gaussian, Passive
-from secure_apfed.interfaces.party_code import OPTIMIZER_ARGUMENTS, make_code, set_rates
+from secure_apfed.interfaces.party_code import OPTIMIZER_ARGUMENT_BY_SETTING, bind_rates, make_code
 from secure_apfed.interfaces.training_data import count_common, make_data
 from secure_apfed.interfaces.training_result import (
     PredictingNetwork,
@@ -45,7 +45,7 @@ from secure_apfed.interfaces.training_settings import (
     DataChoice,
     SchemeName,
     complete_train_settings,
-    find_method_alone,
+    find_local_method,
     make_config,
     read_data_settings,
 )
@@ -95,7 +95,7 @@ def _explain_calls(
 
 @_explain_calls
 @isolate_torch_modes()
-@name_arguments(TRAIN_ARGUMENTS)
+@name_arguments(TRAIN_ARGUMENT_BY_PATH)
 def train(
     active: Active,
     passives: Sequence[Passive] = (),
@@ -183,25 +183,31 @@ def train(
     require_parties(active, passives)
     refuse_misplaced_settings(settings, inspect.signature(train).parameters)
     train_settings = read_section(settings, "train")
-    given = {"epochs": epochs, "batch_size": batch_size, "optimizer": optimizer}
+    train_arguments = {"epochs": epochs, "batch_size": batch_size, "optimizer": optimizer}
     method_name = method if isinstance(method, str) else str(method.get("name"))
     method_class = METHODS.get(method_name) if passives else None
-    sums_gradients = method_class is not None and method_class.settings.has_gradient_sum
-    refuse_contradictions(active, passives, given, guard, settings, sums_gradients=sums_gradients)
+    has_gradient_sum = method_class is not None and method_class.settings.has_gradient_sum
+    refuse_contradictions(
+        active, passives, train_arguments, guard, settings, has_gradient_sum=has_gradient_sum
+    )
     parties: list[Active | Passive] = [active, *passives]
-    rates = {key: train_settings[key] for key in OPTIMIZER_ARGUMENTS if key in train_settings}
-    shared = OwnOptimization(
-        optimizer=None if isinstance(optimizer, str) else set_rates(optimizer, rates),
+    rate_by_setting = {
+        key: train_settings[key] for key in OPTIMIZER_ARGUMENT_BY_SETTING if key in train_settings
+    }
+    default_steps = OwnOptimization(
+        optimizer=None if isinstance(optimizer, str) else bind_rates(optimizer, rate_by_setting),
         scheduler=scheduler,
         scheduler_interval=scheduler_every,
     )
-    code = {party.name: make_code(party, shared, rates) for party in parties}
-    refuse_shared_parameters(code)
-    choice = read_data_settings(settings)
+    code_by_party = {
+        party.name: make_code(party, default_steps, rate_by_setting) for party in parties
+    }
+    refuse_shared_parameters(code_by_party)
+    data_choice = read_data_settings(settings)
     data, classes, kept_rows = make_data(
-        active, passives, choice, labelled=labelled, test_fraction=test_fraction, seed=seed
+        active, passives, data_choice, labelled=labelled, test_fraction=test_fraction, seed=seed
     )
-    untrained = {active.name: code[active.name].copy_fresh()}  # for the comparison
+    untrained_code = {active.name: code_by_party[active.name].copy_fresh()}  # for the comparison
     config = make_config(
         active,
         passives,
@@ -210,8 +216,8 @@ def train(
         alignment=alignment,
         secure_sum=secure_sum,
         guard=guard,
-        choice=choice,
-        train=complete_train_settings(train_settings, given),
+        data_choice=data_choice,
+        train=complete_train_settings(train_settings, train_arguments),
         seed=seed,
         labelled=labelled,
         test_fraction=test_fraction,
@@ -223,30 +229,39 @@ def train(
         from apfed_attacks.table import expand_choices
 
         expand_choices(config.attacks)  # a wrong name is refused before the training
-    common = count_common(data, config) if passives else None
+    common_count = count_common(data, config) if passives else None
     with warnings.catch_warnings():
         # This process has all tables, so an unsafe sum reveals nothing new to it.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         result = run_in_memory(
-            config, run_folder, data=data, code=code, resume=resume, on_progress=on_progress
+            config,
+            run_folder,
+            data=data,
+            code=code_by_party,
+            resume=resume,
+            on_progress=on_progress,
         )
     networks = result.own_networks  # None: every party is needed to predict
     model = None
     if networks is not None:
         model = PredictingNetwork(networks.encoder, networks.head).eval()
-    trained = TrainingResult(
+    training_result = TrainingResult(
         networks=model,
         classes=classes,
         run=result,
         attacks=_run_attacks(config, run_folder, result),
         test_rows=torch.from_numpy(kept_rows)[data.test_rows],
-        common=common,
+        common=common_count,
         own_people=len(data.table.ids),
-        _solo=_make_baselines(model, data, result, config),
+        _active_model=_make_active_model(model, data, result, config),
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
         model_is=describe_model(networks, active),
     )
-    return _compare_locally(trained, config, data, untrained) if baselines else trained
+    return (
+        _add_local_scores(training_result, config, data, untrained_code)
+        if baselines
+        else training_result
+    )
 
 
 def _run_attacks(
@@ -285,7 +300,7 @@ def load_training_recording(
             `secure_apfed.attacks.load_recording`.
     """
     config = RunFolder(Path(folder)).load_config()
-    choice = DataChoice(
+    data_choice = DataChoice(
         classes=config.data.explicit_classes,
         positive=config.data.positive,
         split=config.data.split,
@@ -293,7 +308,7 @@ def load_training_recording(
     data, _, _ = make_data(
         active,
         passives,
-        choice,
+        data_choice,
         labelled=config.data.labelled,
         test_fraction=config.data.test_fraction,
         seed=config.seed,
@@ -307,7 +322,7 @@ def load_training_recording(
     )
 
 
-def _make_baselines(
+def _make_active_model(
     network: nn.Sequential | None, data: VerticalData, result: RunResult, config: Config
 ) -> ActiveModel | None:
     """Return the active's network with the encoding of its rows, so that it predicts raw rows.
@@ -326,11 +341,11 @@ def _make_baselines(
     )
 
 
-def _compare_locally(
+def _add_local_scores(
     result: TrainingResult,
     config: Config,
     data: VerticalData,
-    untrained: Mapping[str, UserFunctions],
+    untrained_code: Mapping[str, UserFunctions],
 ) -> TrainingResult:
     """Return the result with measures of what the active achieves without passives.
 
@@ -341,7 +356,8 @@ def _compare_locally(
         result: result of the run with passives.
         config: settings of that run.
         data: all parties' tables.
-        untrained: the active's code with untrained copies of its networks, by the active's name.
+        untrained_code: the active's code with untrained copies of its networks, by the active's
+            name.
     """
     active_only = replace(data, passives=())
     local_settings = config.model_dump(mode="json", exclude_defaults=True)
@@ -350,25 +366,25 @@ def _compare_locally(
         for key in ("name", "seed", "data", "train", "model")
         if key in local_settings
     }
-    local_settings |= {"method": {"name": find_method_alone()}, "guard": {"mechanism": "none"}}
+    local_settings |= {"method": {"name": find_local_method()}, "guard": {"mechanism": "none"}}
     local_settings["secure_sum"] = {"scheme": "plain"}
     local_settings["train"] = {**local_settings.get("train", {}), "labels": "joint"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoHelpWarning)
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         local_result = run_in_memory(
-            Config.model_validate(local_settings), None, data=active_only, code=dict(untrained)
+            Config.model_validate(local_settings), None, data=active_only, code=dict(untrained_code)
         )
     first_variant = next(iter(local_result.measures))  # the way to predict that is reported first
-    score = local_result.measures[first_variant][local_result.measure]
-    result = replace(result, alone=score)
+    local_score = local_result.measures[first_variant][local_result.measure]
+    result = replace(result, alone=local_score)
     is_lazily_read = is_lazy(data.table.features) and not is_sampled(data.table.features)
     if is_lazily_read or len(data.table.shape) > 1:
-        reason = "the local models, which read flat rows of numbers in memory"
-        return replace(result, not_tried=reason)
+        skipped_models = "the local models, which read flat rows of numbers in memory"
+        return replace(result, not_tried=skipped_models)
     from apfed_experiments.baselines import find_best_local
 
     # Local models are built in, so settings of the user's own networks do not apply to them.
-    built_in = config.model_copy(update={"model": ModelSettings()})
-    name, value = find_best_local(built_in, data)
-    return replace(result, best_local=value, best_local_name=name)
+    built_in_config = config.model_copy(update={"model": ModelSettings()})
+    best_name, best_score = find_best_local(built_in_config, data)
+    return replace(result, best_local=best_score, best_local_name=best_name)

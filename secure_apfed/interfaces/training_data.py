@@ -23,7 +23,7 @@ from secure_apfed.interfaces.training_settings import DataChoice
 def make_data(
     active: Active,
     passives: Sequence[Passive],
-    choice: DataChoice,
+    data_choice: DataChoice,
     *,
     labelled: float | None,
     test_fraction: float,
@@ -33,7 +33,7 @@ def make_data(
 
     Args:
         active, passives: the parties, as the user passed them.
-        choice: how labels are read and rows are split.
+        data_choice: how labels are read and rows are split.
         labelled: number of training rows that keep their label; below 1 it is their share; None:
             all.
         test_fraction: share of the labelled rows that are test rows.
@@ -53,27 +53,31 @@ def make_data(
             "or which share of them, below 1"
         )
     own_ids = read_ids(active)
-    labels_N, classes = read_labels(active, choice)
+    labels_N, classes = read_labels(active, data_choice)
     kept_rows = find_kept_rows(active)
     labels_N = labels_N[kept_rows]
-    known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
+    labelled_positions = np.flatnonzero(labels_N.numpy() != UNLABELLED)
     _, test_positions = split_rows(
-        labels_N.numpy()[known], test_fraction, seed=seed, split=choice.split
+        labels_N.numpy()[labelled_positions], test_fraction, seed=seed, split=data_choice.split
     )
-    test_rows = known[test_positions]
+    test_rows = labelled_positions[test_positions]
     # Rows without a label are training rows.
     train_rows = np.setdiff1d(np.arange(len(labels_N)), test_rows)
-    chosen = choose_labelled_rows(
-        labels_N.numpy()[train_rows], labelled, seed=seed, choice=choice.split
+    kept_label_positions = choose_labelled_rows(
+        labels_N.numpy()[train_rows], labelled, seed=seed, choice=data_choice.split
     )
     data = VerticalData(
-        table=make_table(active, own_ids, kept_rows, labels=labels_N, fitted=train_rows),
+        table=make_table(
+            active, own_ids, kept_rows, class_indices_N=labels_N, fitted_rows=train_rows
+        ),
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(test_rows),
         classes=tuple(str(name) for name in classes),
-        labelled=None if chosen is None else torch.from_numpy(np.sort(train_rows[chosen])),
+        labelled=None
+        if kept_label_positions is None
+        else torch.from_numpy(np.sort(train_rows[kept_label_positions])),
         passives=tuple(
-            make_table(party, read_ids(party), find_kept_rows(party), labels=None)
+            make_table(party, read_ids(party), find_kept_rows(party), class_indices_N=None)
             for party in passives
         ),
     )
@@ -82,8 +86,8 @@ def make_data(
 
 # A warning is issued if fewer people are common than this share of the active's people, or than
 # this number.
-_SMALL_OVERLAP = 0.1
-_FEW_PEOPLE = 20
+_SMALL_COMMON_SHARE = 0.1
+_SMALL_COMMON_COUNT = 20
 
 
 def count_common(data: VerticalData, config: Config) -> int:
@@ -91,22 +95,31 @@ def count_common(data: VerticalData, config: Config) -> int:
 
     Under pairwise alignment people count whom at least one passive knows.
     """
-    normalise = make_id_rules(config.alignment).normalise_text
-    own_ids = set(map(normalise, data.table.ids))
-    shared_ids = [own_ids.intersection(map(normalise, table.ids)) for table in data.passives]
+    normalise_id = make_id_rules(config.alignment).normalise_text
+    own_ids = set(map(normalise_id, data.table.ids))
+    shared_ids_by_passive = [
+        own_ids.intersection(map(normalise_id, table.ids)) for table in data.passives
+    ]
     is_pairwise = config.alignment.mode == "pairwise"
-    common = set.union(*shared_ids) if is_pairwise else set.intersection(*shared_ids)
-    people = len(data.table.ids)
-    if 0 < len(common) < max(_FEW_PEOPLE, _SMALL_OVERLAP * people):
-        who = "at least one passive" if is_pairwise else "all passives"
-        counts = ", ".join(
-            f"{table.name} {len(ids)}" for table, ids in zip(data.passives, shared_ids, strict=True)
+    common_ids = (
+        set.union(*shared_ids_by_passive)
+        if is_pairwise
+        else set.intersection(*shared_ids_by_passive)
+    )
+    people_count = len(data.table.ids)
+    if 0 < len(common_ids) < max(_SMALL_COMMON_COUNT, _SMALL_COMMON_SHARE * people_count):
+        knowing_passives = "at least one passive" if is_pairwise else "all passives"
+        count_text = ", ".join(
+            f"{table.name} {len(ids)}"
+            for table, ids in zip(data.passives, shared_ids_by_passive, strict=True)
         )
         warnings.warn(
-            f"{data.table.name}: {len(common)} of its {people} people are known to {who} "
-            f"({counts}), so help comes from these alone, and can hardly be measured; check that "
+            f"{data.table.name}: {len(common_ids)} of its {people_count} people are known to "
+            f"{knowing_passives} "
+            f"({count_text}), so help comes from these alone, and can hardly be measured; check "
+            "that "
             "all parties write IDs in one way, or hand in passives that know more of these people",
             FewRowsWarning,
             stacklevel=2,
         )
-    return len(common)
+    return len(common_ids)

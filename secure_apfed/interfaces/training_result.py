@@ -72,7 +72,7 @@ class TrainingResult:
     model_is: str = ""
     common: int | None = None
     own_people: int = 0
-    _solo: ActiveModel | None = field(default=None, repr=False)
+    _active_model: ActiveModel | None = field(default=None, repr=False)
 
     @property
     def model(self) -> nn.Sequential:
@@ -125,8 +125,8 @@ class TrainingResult:
         Raises ModelError: every party is needed to predict.
         """
         assert self.model is not None  # the property raises the error
-        assert self._solo is not None
-        return self._solo
+        assert self._active_model is not None
+        return self._active_model
 
     @property
     def score(self) -> float:
@@ -140,11 +140,11 @@ class TrainingResult:
 
         One run proves no gain: only several seeds do.
         """
-        tried = [value for value in (self.alone, self.best_local) if value is not None]
-        if not tried:
+        local_scores = [value for value in (self.alone, self.best_local) if value is not None]
+        if not local_scores:
             return None
         measure = MEASURES[self.run.measure]
-        return min(measure.compute_gain(self.score, value) for value in tried)
+        return min(measure.compute_gain(self.score, value) for value in local_scores)
 
     @property
     def epsilon(self) -> dict[str, float]:
@@ -200,15 +200,15 @@ class PredictingNetwork(nn.Sequential):
 
     def forward(self, rows_B: Tensor) -> Tensor:
         """Return class scores (B, K). Raises ModelError: the rows are no tensor."""
-        argument: object = rows_B
-        if not isinstance(argument, Tensor):
+        untyped_rows: object = rows_B
+        if not isinstance(untyped_rows, Tensor):
             raise ModelError(
-                f"a network reads a tensor of rows, got {type(argument).__name__}; give "
+                f"a network reads a tensor of rows, got {type(untyped_rows).__name__}; give "
                 "torch.as_tensor(rows), or ask result.predict(rows), which takes arrays and frames"
             )
         weights = [*self.parameters(), *self.buffers()]
-        dtypes = [weight.dtype for weight in weights if weight.is_floating_point()]
-        outputs_B = rows_B.to(dtypes[0] if dtypes else rows_B.dtype)
+        float_types = [weight.dtype for weight in weights if weight.is_floating_point()]
+        outputs_B = rows_B.to(float_types[0] if float_types else rows_B.dtype)
         for module in self:
             outputs_B = module(outputs_B)
         return outputs_B
@@ -222,26 +222,27 @@ def describe_model(networks: ActiveNetworks | None, active: Active) -> str:
     """
     if networks is None:
         return ""
-    trained = "a built-in network" if active.encoder is None else "your own network"
+    network_text = "a built-in network" if active.encoder is None else "your own network"
     if isinstance(networks.encoder, FittedModel):
-        return f"local models that learnt the labels, in place of {trained}"
+        return f"local models that learnt the labels, in place of {network_text}"
     if not any(isinstance(module, FittedModel) for module in networks.modules()):
-        return trained
+        return network_text
     if any(name.endswith(STUDENT_HEAD) for name, _ in networks.named_modules()):
-        return f"the average of {trained} (a copy) and the best local models"
-    return f"local models of the rows, or of what {trained} makes of them"
+        return f"the average of {network_text} (a copy) and the best local models"
+    return f"local models of the rows, or of what {network_text} makes of them"
 
 
-def _describe_local_models(used: Sequence[str], settings: TrainSettings) -> str:
+def _describe_local_models(used_models: Sequence[str], settings: TrainSettings) -> str:
     """Return a line on the local models that learnt the labels at the end of training.
 
     It says whether they use the passives' help: then they read h (the representation that was
     trained with the passives), and not only x (the active's own features).
 
-    `used`: names of the local models, such as "mixmatch of x and h". `settings`: section `train`.
+    `used_models`: names of the local models, such as "mixmatch of x and h". `settings`: section
+    `train`.
     """
-    names = f"{', '.join(used)} (x: own features; h: what the exchange trained)"
-    if any(not name.endswith(" of x") for name in used):
+    names = f"{', '.join(used_models)} (x: own features; h: what the exchange trained)"
+    if any(not name.endswith(" of x") for name in used_models):
         return f"help is in the model: the labels were learnt by {names}"
     if set(settings.local_models) == {"x"}:
         return f"help is not in the model: train asks for models of own features alone: {names}"

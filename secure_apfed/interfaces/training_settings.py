@@ -12,9 +12,9 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.interfaces.argument_checks import (
     read_section,
     refuse_attack_classes,
-    require_used,
+    refuse_unused_code,
 )
-from secure_apfed.interfaces.arguments import TRAIN_ARGUMENTS, describe_argument
+from secure_apfed.interfaces.arguments import TRAIN_ARGUMENT_BY_PATH, describe_argument
 from secure_apfed.interfaces.parties import Active, Contrastive, Gaussian, Passive, Reconstruction
 from secure_apfed.methods import METHODS
 from secure_apfed.settings import suggest_name
@@ -23,7 +23,7 @@ from secure_apfed.settings.data import OWN_TABLES, DataSettings
 SchemeName: TypeAlias = Literal[
     "ckks", "bfv", "masked bfv", "masked", "recoverable", "crypten", "plain"
 ]
-SUMS: Mapping[SchemeName, Mapping[str, str]] = {
+SUM_SECTION_BY_NAME: Mapping[SchemeName, Mapping[str, str]] = {
     "ckks": {"scheme": "ckks"},
     "bfv": {"scheme": "bfv"},
     "masked bfv": {"scheme": "bfv", "masks": "pairwise"},
@@ -36,24 +36,26 @@ SUMS: Mapping[SchemeName, Mapping[str, str]] = {
 also takes."""
 
 
-def complete_train_settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def complete_train_settings(
+    section: Mapping[str, Any], train_arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the section `train` with the arguments of `train` that are also keys of it.
 
     Defaults are filled in. Unless the section says otherwise, the model is evaluated only after the
     last epoch.
 
-    `given`: these arguments by name; None: not given. An optimizer that is a function is no
-    setting, and left out.
+    `train_arguments`: these arguments by name; None: not given. An optimizer that is a function is
+    no setting, and left out.
     """
-    arguments = {
+    given_arguments = {
         name: value
-        for name, value in given.items()
+        for name, value in train_arguments.items()
         if value is not None and (name != "optimizer" or isinstance(value, str))
     }
-    complete = {"epochs": 20, "batch_size": 128, **arguments, **section}
-    if isinstance(complete["epochs"], int) and complete["epochs"] > 0:
-        complete.setdefault("evaluate_every", complete["epochs"])
-    return complete
+    complete_section = {"epochs": 20, "batch_size": 128, **given_arguments, **section}
+    if isinstance(complete_section["epochs"], int) and complete_section["epochs"] > 0:
+        complete_section.setdefault("evaluate_every", complete_section["epochs"])
+    return complete_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +74,17 @@ class DataChoice:
     split: Literal["by_class", "at_random"] = "by_class"
 
 
-_OF_FILES = "it is of rows that a run's file names; leave it out, or use secure_apfed.run"
-_FEWER = "hand in these rows and IDs alone"
-_BY_PARTY = "say missing='mean' or missing='drop' of that Active or Passive"
-_INSTEAD: Mapping[str, str] = {
+_FILES_ONLY_ADVICE = "it is of rows that a run's file names; leave it out, or use secure_apfed.run"
+_FEWER_ROWS_ADVICE = "hand in these rows and IDs alone"
+_MISSING_ADVICE = "say missing='mean' or missing='drop' of that Active or Passive"
+_ADVICE_BY_KEY: Mapping[str, str] = {
     "labelled": "say labelled=",
     "test_fraction": "say test_fraction=",
-    **dict.fromkeys(("limit", "rows", "rows_per_class"), _FEWER),
+    **dict.fromkeys(("limit", "rows", "rows_per_class"), _FEWER_ROWS_ADVICE),
     **dict.fromkeys(
         ("overlap", "aligned"), "parties share the people whose IDs they hand in: change the IDs"
     ),
-    **dict.fromkeys(("missing", "parties"), _BY_PARTY),
+    **dict.fromkeys(("missing", "parties"), _MISSING_ADVICE),
     "active": "its name is the first argument of Active(...)",
     "id_column": "hand in the column as ids of Active and Passive",
     "label_column": "hand in the column as labels of Active",
@@ -99,14 +101,14 @@ def read_data_settings(settings: Mapping[str, Any]) -> DataChoice:
         passes; the error says what to do instead.
     """
     section = read_section(settings, "data")
-    known = list(DataSettings.model_fields)
+    known_keys = list(DataSettings.model_fields)
     for key, value in section.items():
         if key in DataChoice.__dataclass_fields__:
             continue
-        if key in known:
-            advice = _INSTEAD.get(key, _OF_FILES)
+        if key in known_keys:
+            advice = _ADVICE_BY_KEY.get(key, _FILES_ONLY_ADVICE)
         else:
-            nearest = suggest_name(key, known)
+            nearest = suggest_name(key, known_keys)
             advice = f"{nearest or 'leave it out;'} known here: classes, positive, split"
         raise ConfigError(
             f"data={{{key!r}: {value!r:.60}}} does not apply to rows that are handed in; {advice}"
@@ -148,7 +150,7 @@ def make_config(
     alignment: str | Mapping[str, Any],
     secure_sum: SchemeName | Mapping[str, Any],
     guard: Gaussian | Mapping[str, Any] | None,
-    choice: DataChoice,
+    data_choice: DataChoice,
     train: Mapping[str, Any],
     seed: int,
     labelled: float | None,
@@ -161,7 +163,7 @@ def make_config(
     Args:
         active, passives: the parties, as the user passed them.
         classes: the labels in the order of the scores.
-        choice: settings of the section `data`.
+        data_choice: settings of the section `data`.
         train: the complete section `train`.
         settings: further sections.
         method, alignment, secure_sum, guard, labelled, test_fraction, seed, attacks: the arguments
@@ -169,21 +171,21 @@ def make_config(
 
     Raises ConfigError: a setting is wrong, or a party brought code that the method does not use.
     """
-    names = [active.name, *(party.name for party in passives)]
+    party_names = [active.name, *(party.name for party in passives)]
     if not passives:
-        method = find_method_alone()
+        method = find_local_method()
     data: dict[str, Any] = {
         "dataset": OWN_TABLES,
         "active": active.name,
-        "parties": {name: {} for name in names},
+        "parties": {name: {} for name in party_names},
         "classes": [str(name) for name in classes],
         "labelled": labelled,
         "test_fraction": test_fraction,
     }
-    if choice.split != "by_class":
-        data["split"] = choice.split
-    if choice.positive is not None:
-        data["positive"] = choice.positive
+    if data_choice.split != "by_class":
+        data["split"] = data_choice.split
+    if data_choice.positive is not None:
+        data["positive"] = data_choice.positive
     refuse_attack_classes(attacks)
     settings_of_run: dict[str, Any] = {
         "name": "training",
@@ -210,19 +212,20 @@ def make_config(
         settings_of_run["model"]["head_network"] = "own"
     method_name = settings_of_run["method"]["name"]
     method_class = METHODS.get(method_name)
-    has_losses = method_class is not None and method_class.settings.has_gradient_sum
-    if active.projection is not None and passives and not has_losses:
+    has_gradient_sum = method_class is not None and method_class.settings.has_gradient_sum
+    if active.projection is not None and passives and not has_gradient_sum:
         raise ConfigError(
             f"{active.name}: it brought a projection, which method {method_name} does "
             "not send; leave it out, or train with apfed, apfed_r or apfed_c"
         )
     if method_class is not None:
-        require_used(passives, method_class.settings, title=method_name)
+        refuse_unused_code(passives, method_class.settings, method_name=method_name)
     settings_of_run["passives"] = {
-        party.name: _describe_passive(party, model, has_losses=has_losses) for party in passives
+        party.name: _describe_passive(party, model, has_gradient_sum=has_gradient_sum)
+        for party in passives
     }
-    describe = partial(_describe_setting, settings_of_run, guard=guard, passives=passives)
-    return load_config_values(settings_of_run, describe_place=describe)
+    describe_place = partial(_describe_setting, settings_of_run, guard=guard, passives=passives)
+    return load_config_values(settings_of_run, describe_place=describe_place)
 
 
 def _describe_setting(
@@ -246,7 +249,7 @@ def _describe_setting(
         return ""
     section = settings.get(str(path[0]))
     value = section.get(path[1]) if len(path) == 2 and isinstance(section, Mapping) else None
-    if (argument := TRAIN_ARGUMENTS.get(path)) is not None:
+    if (argument := TRAIN_ARGUMENT_BY_PATH.get(path)) is not None:
         return f"{argument}={value!r}"
     if isinstance(guard, Gaussian) and path[0] in ("guard", "delta"):
         name = type(guard).__name__
@@ -270,28 +273,28 @@ def _describe_setting(
 
 
 def _describe_passive(
-    party: Passive, model: Mapping[str, Any], *, has_losses: bool
+    party: Passive, model: Mapping[str, Any], *, has_gradient_sum: bool
 ) -> dict[str, Any]:
     """Return the settings of a passive; networks that it does not bring are built in.
 
-    `model`: the section `model` of the run. `has_losses`: whether passives have losses in the run's
-    method.
+    `model`: the section `model` of the run. `has_gradient_sum`: whether passives have losses in the
+    run's method.
 
     Raises ConfigError: the passive brings a gradient, but passives have no losses in this method.
     """
-    if party.gradient is not None and not has_losses:
+    if party.gradient is not None and not has_gradient_sum:
         raise ConfigError(
             f"{party.name}: it brings a gradient, and this method sums none of passives; take "
             "method apfed, or leave it out"
         )
     network = "auto" if party.encoder is None else "own"
     description: dict[str, Any] = {"model": {**model, "network": network}}
-    if has_losses:
+    if has_gradient_sum:
         description |= {"objective": _describe_loss(party), "weight": party.weight}
     return description
 
 
-def find_method_alone() -> str:
+def find_local_method() -> str:
     """Return the name of the method in which the active trains without passives."""
     return next(name for name, method in METHODS.items() if not method.settings.has_passives)
 
@@ -303,12 +306,12 @@ def _read_sum(secure_sum: SchemeName | Mapping[str, Any]) -> dict[str, Any]:
     """
     if isinstance(secure_sum, Mapping):
         return dict(secure_sum)
-    if secure_sum not in SUMS:
+    if secure_sum not in SUM_SECTION_BY_NAME:
         raise ConfigError(
-            f"secure_sum: expected {', '.join(SUMS)}, or the section of a run's YAML file as a "
-            f"mapping; got {secure_sum!r}"
+            f"secure_sum: expected {', '.join(SUM_SECTION_BY_NAME)}, or the section of a run's "
+            f"YAML file as a mapping; got {secure_sum!r}"
         )
-    return dict(SUMS[secure_sum])
+    return dict(SUM_SECTION_BY_NAME[secure_sum])
 
 
 def _read_guard(guard: Gaussian | Mapping[str, Any] | None) -> dict[str, Any]:

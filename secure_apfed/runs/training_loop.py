@@ -1125,7 +1125,9 @@ class TrainingLoop:
     def _list_guarantees(self) -> tuple[Promise, ...]:
         """Return the privacy guarantees of the run at its cost so far."""
         cost_by_passive = self.session.passive_costs
-        return list_guarantees(self._config, self.compute_privacy(), spent_by_passive=cost_by_passive)
+        return list_guarantees(
+            self._config, self.compute_privacy(), spent_by_passive=cost_by_passive
+        )
 
     @property
     def _largest_passive_cost(self) -> Mapping[str, Any] | None:

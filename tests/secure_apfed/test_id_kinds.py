@@ -329,7 +329,7 @@ def test_every_reader_gives_the_same(ids: "pa.Array", tmp_path: Path) -> None:
     raw, alone = load_ids_twice(tmp_path, table)
     assert raw == alone == id_texts(ids, party="bank")
     frames = {"shop": table.drop(["y"]), "lab": table.drop(["y"]).to_pandas()}
-    checked = check_frames(table, frames, name="bank", id_column="id", label="y")
+    checked = check_frames(table, frames, active_name="bank", id_column="id", label_column="y")
     assert all(frame["id"].tolist() == raw for frame in checked.values())
 
 
@@ -385,9 +385,9 @@ def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_
         check_frames(
             table.assign(id=exact),
             {"shop": table.drop(columns="y")},
-            name="bank",
+            active_name="bank",
             id_column="id",
-            label="y",
+            label_column="y",
         )
     if dtype == "f2":
         return  # pandas has no index of them

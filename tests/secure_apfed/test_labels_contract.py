@@ -234,7 +234,9 @@ def check_passive_frame(one: Any, two: Any) -> Any:
     active = one.assign(**people, label=CLASSES)
     named = dict(zip(one["age"], PEOPLE, strict=True))
     passive = two.assign(id=[named[age] for age in two["age"]])
-    read = check_frames(active, {"b": passive}, name="a", id_column="id", label="label")
+    read = check_frames(
+        active, {"b": passive}, active_name="a", id_column="id", label_column="label"
+    )
     return read["b"].set_index("id").loc[PEOPLE, ["age", "income", "rent"]].to_numpy().tolist()
 
 

@@ -29,7 +29,7 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.interfaces.training import train
 from secure_apfed.interfaces.training_data import make_data
-from secure_apfed.interfaces.training_settings import SUMS, DataChoice
+from secure_apfed.interfaces.training_settings import SUM_SECTION_BY_NAME, DataChoice
 from secure_apfed.learning.own_code import (
     UserFunctions,
     UserFunctionSettings,
@@ -160,10 +160,10 @@ def test_own_modules_are_trained_and_returned(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", SUM_SECTION_BY_NAME)
 def test_a_sum_has_one_meaning_by_its_name(name: Any) -> None:
     """`train(secure_sum=name)` adds as the function `secure_sum(name)` does."""
-    settings = SumSettings.model_validate(SUMS[name])
+    settings = SumSettings.model_validate(SUM_SECTION_BY_NAME[name])
     channel = secure_sum(name, ["a", "b"], to="clinic", by="notary", clip=1)
     assert type(channel.secure_sum) is find_sum_class(settings)
 

@@ -30,7 +30,7 @@ from secure_apfed.errors import (
     ModelError,
     SuspectColumnWarning,
 )
-from secure_apfed.interfaces.arguments import TRAIN_ARGUMENTS, translate_settings
+from secure_apfed.interfaces.arguments import TRAIN_ARGUMENT_BY_PATH, translate_settings
 from secure_apfed.interfaces.training import load_training_recording, train
 from secure_apfed.interfaces.training_result import TrainingResult
 from secure_apfed.settings.data import DataSettings
@@ -369,7 +369,7 @@ SENTENCES: Mapping[str, str] = {
 
 @pytest.mark.parametrize("text", SENTENCES)
 def test_settings_in_sentences_become_arguments(text: str) -> None:
-    assert translate_settings(text, TRAIN_ARGUMENTS) == SENTENCES[text]
+    assert translate_settings(text, TRAIN_ARGUMENT_BY_PATH) == SENTENCES[text]
 
 
 def test_rows_and_ids_of_other_kinds_are_refused() -> None:
