@@ -51,7 +51,7 @@ from secure_apfed.baselines.interface import (
     fit_once,
 )
 from secure_apfed.config import Config
-from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
+from secure_apfed.data import DATASETS, OwnData, VerticalData, compute_files_digest, load_data
 from secure_apfed.data.lazy_rows import is_lazy, is_sampled
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.learning.own_code import UserFunctions, split_user_functions
@@ -354,7 +354,7 @@ def load_or_measure_baselines(
             f"{config.name}: labels and dp_sgd keep training labels private, and baselines of the "
             "labels as they are would tell them; measure them for settings without both"
         )
-    table_digest = files_digest(config.data, of=[config.data.active_name])
+    table_digest = compute_files_digest(config.data, parties=[config.data.active_name])
     if path.is_file():
         stored_baselines = load_baselines(config, path)
         if stored_baselines.files not in ("", table_digest):

@@ -42,7 +42,7 @@ from secure_apfed.base.seeds import derive_seed, one_thread
 from secure_apfed.baselines.interface import use_fit_store
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
+from secure_apfed.data import PartyTable, VerticalData, compute_files_digest, load_data
 from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.errors import (
     ApfedError,
@@ -264,7 +264,7 @@ class Trial:
         It covers the settings that differ from the defaults, and the files of users' own tables.
         """
         settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
-        settings += files_digest(self.config.data)
+        settings += compute_files_digest(self.config.data)
         return hashlib.sha256(settings.encode()).hexdigest()
 
     def measure(self) -> TrialOutcome:

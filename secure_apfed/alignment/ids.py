@@ -150,8 +150,8 @@ class IdFile:
             0  # lines above the header of the last file; used if it is the only one
         )
         for file in files:
-            head = load_csv_head(file, source=self._party, refuses_titles=False)
-            line_count_above_header = head.lines
+            head = load_csv_head(file, source=self._party, are_titles_errors=False)
+            line_count_above_header = head.lines_above
             parse_options = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
             if line_count_above_header or file.suffix == ".xz":
                 with (

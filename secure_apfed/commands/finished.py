@@ -833,8 +833,8 @@ def predict(
     else:
         _show_predictions(predictions.to_frame())
     for column in comparison.drift:  # each column, compared with the training rows
-        if column.notable:
-            terminal.show_note(f"column {column.name!r}: {column.notable}")
+        if column.notable_differences:
+            terminal.show_note(f"column {column.name!r}: {column.notable_differences}")
 
 
 def _show_predictions(frame: "pd.DataFrame") -> None:

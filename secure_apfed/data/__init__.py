@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from secure_apfed.data.labels import UNLABELLED, TargetScale
     from secure_apfed.data.loading import load_data
     from secure_apfed.data.records import OwnData, PartyTable, VerticalData, load_own, pack_own
-    from secure_apfed.data.tables import files_digest, load_own_tables
+    from secure_apfed.data.tables import compute_files_digest, load_own_tables
 
 __all__ = [
     "DATASETS",
@@ -32,9 +32,9 @@ __all__ = [
     "PartyTable",
     "TargetScale",
     "VerticalData",
+    "compute_files_digest",
     "describe_dataset",
     "fetch_dataset",
-    "files_digest",
     "find_dataset",
     "load_blocks",
     "load_data",
@@ -65,6 +65,6 @@ if not TYPE_CHECKING:  # type checkers read the imports above
                 "load_own",
                 "pack_own",
             ),
-            "secure_apfed.data.tables": ("files_digest", "load_own_tables"),
+            "secure_apfed.data.tables": ("compute_files_digest", "load_own_tables"),
         },
     )

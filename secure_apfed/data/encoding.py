@@ -45,7 +45,7 @@ from secure_apfed.base.names import column_name
 from secure_apfed.data.frames import (
     BLANK,
     FEW_CATEGORIES,
-    TRUTHS,
+    TRUTH_BY_WORD,
     are_padded_codes,
     is_csv,
     is_date,
@@ -71,27 +71,29 @@ NO_FEATURES = (
     "column out of ignore, or name a table with features"
 )
 # Settings of `missing` that accept empty cells.
-_ACCEPTING: tuple[Missing, ...] = ("mean", "drop")
-_ROUNDING = 8 * np.finfo(np.float64).eps  # relative spread of a column that counts as constant
+_RULES_THAT_ACCEPT_EMPTY: tuple[Missing, ...] = ("mean", "drop")
+_CONSTANT_SPREAD = (
+    8 * np.finfo(np.float64).eps
+)  # relative spread of a column that counts as constant
 # Relative distance from a constant column's value that counts as equal, such as in float32.
-_SAME = 1e-6
+_EQUAL_TOLERANCE = 1e-6
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
 # By kind of column, the function that reads its numbers; dates also need the accepted formats.
-_READ = MappingProxyType({"numeric": read_numbers, "duration": read_durations})
+_READER_BY_KIND = MappingProxyType({"numeric": read_numbers, "duration": read_durations})
 
 
-class _Encoded(NamedTuple):
+class _EncodedCells(NamedTuple):
     """One column's encoded cells.
 
     Attributes:
         features: the column's features, (N, F).
-        empty: whether each cell is empty, (N,).
-        ignored: whether each cell is ignored, since no training row had such a value, (N,).
+        is_empty: whether each cell is empty, (N,).
+        is_ignored: whether each cell is ignored, since no training row had such a value, (N,).
     """
 
     features: NDArray[np.float64]
-    empty: NDArray[np.bool_]
-    ignored: NDArray[np.bool_]
+    is_empty: NDArray[np.bool_]
+    is_ignored: NDArray[np.bool_]
 
 
 @dataclass
@@ -102,19 +104,19 @@ class CellCounts:
     cell has another value.
     """
 
-    rows: int = 0
-    empty: Counter[str] = field(default_factory=Counter)
-    ignored: Counter[str] = field(default_factory=Counter)
+    row_count: int = 0
+    empty_by_column: Counter[str] = field(default_factory=Counter)
+    ignored_by_column: Counter[str] = field(default_factory=Counter)
 
     def warn_of_unseen_cells(self, *, source: str) -> None:
         """Warn of each column with ignored cells.
 
         `source`: name of the table, for the warnings.
         """
-        for name, count in self.ignored.items():
+        for name, count in self.ignored_by_column.items():
             warnings.warn(
-                f"{source}: {count} of {self.rows} cells of column {name!r} hold what no training "
-                "row held, and count for nothing",
+                f"{source}: {count} of {self.row_count} cells of column {name!r} hold what no "
+                "training row held, and count for nothing",
                 UnseenCellsWarning,
                 stacklevel=3,
             )
@@ -145,19 +147,21 @@ class NumericColumn(Settings):
         """The names of the column's features: a single one."""
         return (self.name,)
 
-    def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
+    def encode(self, column: "pd.Series", *, source: str) -> _EncodedCells:
         """Return the column's single feature, (N, 1); an empty cell becomes 0, which is the mean.
 
         `source`: the party's name, for errors.
         """
         numbers_N = _parse_numbers(column, self.kind, source=source, formats=self.date_formats)
-        empty_N = np.isnan(numbers_N)
-        ignored_N = np.zeros(len(numbers_N), dtype=bool)
-        standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
+        is_empty_N = np.isnan(numbers_N)
+        is_ignored_N = np.zeros(len(numbers_N), dtype=bool)
+        standard_N = np.where(is_empty_N, 0.0, (numbers_N - self.mean) / self.scale)
         if self.constant:
-            ignored_N = ~empty_N & (np.abs(numbers_N - self.mean) > _SAME * abs(self.mean))
+            is_ignored_N = ~is_empty_N & (
+                np.abs(numbers_N - self.mean) > _EQUAL_TOLERANCE * abs(self.mean)
+            )
             standard_N = np.zeros(len(numbers_N))
-        return _Encoded(standard_N[:, None], empty_N, ignored_N)
+        return _EncodedCells(standard_N[:, None], is_empty_N, is_ignored_N)
 
 
 def _parse_numbers(
@@ -176,10 +180,10 @@ def _parse_numbers(
     if kind == "date":
         numbers = read_days(column, source=source, formats=formats)
     else:
-        numbers = _READ[kind](column, source=source)
-    if infinite := int(np.count_nonzero(np.isinf(numbers))):
+        numbers = _READER_BY_KIND[kind](column, source=source)
+    if infinite_count := int(np.count_nonzero(np.isinf(numbers))):
         raise DataError(
-            f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
+            f"{source}: column {column.name!r} has {infinite_count} infinite numbers; mend them"
         )
     return numbers
 
@@ -207,7 +211,7 @@ class CategoricalColumn(Settings):
         return tuple(f"{self.name}={category}" for category in self.categories)
 
     @property
-    def spellings(self) -> dict[str, str]:
+    def category_by_spelling(self) -> dict[str, str]:
         """The categories by the texts that other programs may write for them.
 
         An export, which compares texts only, uses this table in place of `match_categories`.
@@ -224,28 +228,28 @@ class CategoricalColumn(Settings):
         values, the same truth value. A text with the meaning of no category, or of several, is left
         out.
         """
-        category_by_name = {column_name(category): category for category in self.categories}
+        category_by_nfc_text = {column_name(category): category for category in self.categories}
         categories_by_meaning = defaultdict[str, set[str]](set)
-        for name, category in category_by_name.items():
-            categories_by_meaning[self._normalise_text(name)].add(category)
+        for nfc_text, category in category_by_nfc_text.items():
+            categories_by_meaning[self._normalise_text(nfc_text)].add(category)
         category_by_text = {}
         for text in texts:
-            name = column_name(text)  # the text in Unicode NFC
-            if name in category_by_name:
-                category_by_text[text] = category_by_name[name]
+            nfc_text = column_name(text)  # the text in Unicode NFC
+            if nfc_text in category_by_nfc_text:
+                category_by_text[text] = category_by_nfc_text[nfc_text]
                 continue
-            matches = categories_by_meaning[self._normalise_text(text)]
-            if len(matches) == 1:
-                (category_by_text[text],) = matches
+            matching_categories = categories_by_meaning[self._normalise_text(text)]
+            if len(matching_categories) == 1:
+                (category_by_text[text],) = matching_categories
         return category_by_text
 
     def _normalise_text(self, text: str) -> str:
         """Return one text for all spellings of a number, a moment or a truth value."""
-        truth = _parse_truth(text) if self._are_truths else None
-        return normalise_spelling(column_name(text)) if truth is None else str(truth)
+        truth_value = _parse_truth(text) if self._has_only_truth_values else None
+        return normalise_spelling(column_name(text)) if truth_value is None else str(truth_value)
 
     @property
-    def _are_truths(self) -> bool:
+    def _has_only_truth_values(self) -> bool:
         """Whether all categories are truth values, such as "True" and "0"."""
         return None not in map(_parse_truth, self.categories)
 
@@ -254,42 +258,42 @@ class CategoricalColumn(Settings):
         number.
         """
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
-        number = normalise_spelling(category)
-        if self._are_truths:
-            truth = _parse_truth(category)
-            yield from (text for text, value in TRUTHS.items() if value == truth)
-            number = str(int(bool(truth)))
-        yield from (number, f"{number}.0")
+        number_text = normalise_spelling(category)
+        if self._has_only_truth_values:
+            truth_value = _parse_truth(category)
+            yield from (text for text, value in TRUTH_BY_WORD.items() if value == truth_value)
+            number_text = str(int(bool(truth_value)))
+        yield from (number_text, f"{number_text}.0")
 
     @property
-    def texts(self) -> frozenset[str]:
+    def words_that_are_categories(self) -> frozenset[str]:
         """The words, such as "NA", that do not count as an empty cell in this column."""
         return frozenset({*self.words, *self.categories}) & EMPTY_CELL_TEXTS - {""}
 
-    def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
+    def encode(self, column: "pd.Series", *, source: str) -> _EncodedCells:
         """Return one-hot features, (N, number of categories); zeros for empty and unknown cells.
 
         All features are 1 if the column was constant. `source` is unused: any text is accepted.
         """
-        index_of_category = {category: index for index, category in enumerate(self.categories)}
-        texts = read_texts(column, words=self.texts)
-        distinct = {text for text in texts if text is not None}
-        category_by_text = self.match_categories(distinct)
-        empty_N = np.array([text is None for text in texts], dtype=bool)
-        hot_NF = np.zeros((len(column), len(self.categories)))
+        index_by_category = {category: index for index, category in enumerate(self.categories)}
+        texts = read_texts(column, words=self.words_that_are_categories)
+        distinct_texts = {text for text in texts if text is not None}
+        category_by_text = self.match_categories(distinct_texts)
+        is_empty_N = np.array([text is None for text in texts], dtype=bool)
+        one_hot_NF = np.zeros((len(column), len(self.categories)))
         for row, text in enumerate(texts):
             if text in category_by_text:
                 category = category_by_text[text]
-                hot_NF[row, index_of_category[category]] = 1.0
-        ignored_N = ~empty_N & ~hot_NF.any(axis=1)
-        features_NF = np.ones_like(hot_NF) if self.constant else hot_NF
-        return _Encoded(features_NF, empty_N, ignored_N)
+                one_hot_NF[row, index_by_category[category]] = 1.0
+        is_ignored_N = ~is_empty_N & ~one_hot_NF.any(axis=1)
+        features_NF = np.ones_like(one_hot_NF) if self.constant else one_hot_NF
+        return _EncodedCells(features_NF, is_empty_N, is_ignored_N)
 
 
 def _parse_truth(text: str) -> bool | None:
     """Return the truth value of a text such as "true", "FALSE" or "1.0"; None: it has none."""
-    truth_of_number = {"0": False, "1": True}.get(normalise_spelling(text))
-    return TRUTHS.get(text, truth_of_number)
+    truth_by_number = {"0": False, "1": True}.get(normalise_spelling(text))
+    return TRUTH_BY_WORD.get(text, truth_by_number)
 
 
 Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
@@ -314,7 +318,7 @@ class ColumnEncoding(Settings):
         return cls(columns=tuple(NumericColumn(name=name) for name in names))
 
     @property
-    def places(self) -> list[slice]:
+    def feature_ranges(self) -> list[slice]:
         """The range of features of each column, in the order of the columns."""
         ends = accumulate((len(column.features) for column in self.columns), initial=0)
         return [slice(first, end) for first, end in pairwise(ends)]
@@ -322,7 +326,7 @@ class ColumnEncoding(Settings):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape (F,) of one row's features."""
-        return (self.places[-1].stop,)
+        return (self.feature_ranges[-1].stop,)
 
     @property
     def layout(self) -> list[dict[str, Any]]:
@@ -371,10 +375,10 @@ class ColumnEncoding(Settings):
             is_of_texts = is_csv(frame)
             block_counts = CellCounts()
             yield self._encode_frame(frame, source, block_counts)
-            empty_cells += block_counts.empty
-            counts.rows += len(frame)
-            counts.empty += block_counts.empty
-            counts.ignored += block_counts.ignored
+            empty_cells += block_counts.empty_by_column
+            counts.row_count += len(frame)
+            counts.empty_by_column += block_counts.empty_by_column
+            counts.ignored_by_column += block_counts.ignored_by_column
         if self.missing != "mean":
             cause = "" if is_of_texts else self._describe_lost_words(empty_cells)
             _refuse_empty(empty_cells, source=source, cause=cause)
@@ -389,10 +393,10 @@ class ColumnEncoding(Settings):
         """
         features_NF = np.empty((len(frame), *self.shape), np.float32)
         # Column by column, since all columns in float64 at once would need twice the memory.
-        for column, place in zip(self.columns, self.places, strict=True):
+        for column, place in zip(self.columns, self.feature_ranges, strict=True):
             encoded = column.encode(frame[column.name], source=source)
-            counts.empty[column.name] = int(encoded.empty.sum())
-            counts.ignored[column.name] = int(encoded.ignored.sum())
+            counts.empty_by_column[column.name] = int(encoded.is_empty.sum())
+            counts.ignored_by_column[column.name] = int(encoded.is_ignored.sum())
             numbers = encoded.features
             if numbers.size and np.abs(numbers).max() > np.finfo(np.float32).max:
                 raise DataError(
@@ -413,7 +417,7 @@ class ColumnEncoding(Settings):
         words = set[str]()
         for column in self.columns:
             if isinstance(column, CategoricalColumn) and empty_cells[column.name]:
-                words |= column.texts
+                words |= column.words_that_are_categories
         if not words:
             return ""
         quoted = ", ".join(map(repr, sorted(words)))
@@ -468,7 +472,7 @@ def _refuse_empty(
         return
     advice = advice or Advice("X")
     remedies: tuple[Remedy, ...] = tuple(
-        (advice.set_value("missing", value),) for value in _ACCEPTING
+        (advice.set_value("missing", value),) for value in _RULES_THAT_ACCEPT_EMPTY
     )
     raise TableError(
         [
@@ -575,7 +579,7 @@ def _fit_numbers(
             f"{source}: the values of column {name!r} are too large to standardise; rescale it"
         )
     # Differences of the size of rounding errors would be blown up to a deviation of 1.
-    is_constant = deviation == 0 or bool(np.ptp(known) <= _ROUNDING * np.abs(known).max())
+    is_constant = deviation == 0 or bool(np.ptp(known) <= _CONSTANT_SPREAD * np.abs(known).max())
     if is_constant:
         mean = float(known[0])
         deviation = 1.0
@@ -668,7 +672,7 @@ class View:
 
 def fit_views(
     frame: pd.DataFrame,
-    views: Mapping[str, ViewColumns],
+    columns_by_view: Mapping[str, ViewColumns],
     *,
     categorical: Sequence[str] = (),
     missing: Missing = "error",
@@ -684,11 +688,11 @@ def fit_views(
 
     Args:
         frame: a table with the columns of all views.
-        views: the columns of each view, by its name.
+        columns_by_view: the columns of each view, by its name.
         categorical, missing, max_categories, source, formats, advice: see `fit_columns`.
     """
     columns: list[Column] = []
-    for view in views.values():
+    for view in columns_by_view.values():
         view_frame = select_columns(frame, view.columns)
         if view.sequence is None:
             fitted = fit_columns(
@@ -718,11 +722,11 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
     errors.
     """
     numbers_NF = np.stack([read_numbers(frame[name], source=source) for name in frame], axis=1)
-    used_N = numbers_NF[:, 0]
+    steps_in_use_N = numbers_NF[:, 0]
     steps_NTC = numbers_NF[:, 1:].reshape(-1, steps, channels)
-    used_NT = np.arange(steps) < used_N[:, None]
-    squares_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0)
-    mean_square_C = squares_C / max(1, used_NT.sum())
+    is_in_use_NT = np.arange(steps) < steps_in_use_N[:, None]
+    squares_C = np.nan_to_num(np.square(steps_NTC[is_in_use_NT])).sum(0)
+    mean_square_C = squares_C / max(1, is_in_use_NT.sum())
     has_scale_C = np.isfinite(mean_square_C) & (mean_square_C > 0)
     scale_C = np.where(has_scale_C, np.sqrt(mean_square_C), 1.0)
     count_name, *step_names = map(str, frame.columns)
@@ -734,65 +738,75 @@ def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str
     return columns
 
 
-def locate_views(
-    encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
+def find_view_ranges(
+    encoding: ColumnEncoding, columns_by_view: Mapping[str, ViewColumns], *, source: str
 ) -> dict[str, View]:
     """Return the range of each view among the features that the encoding produces, by name.
 
-    `views`: the columns of each view, by its name. `source`: the party's name, for the error.
+    `columns_by_view`: the columns of each view, by its name. `source`: the party's name, for the
+    error.
 
     Raises DataError: the views do not have the encoding's columns, or not in its order.
     """
-    expected = [name for view in views.values() for name in view.columns]
-    if [column.name for column in encoding.columns] != expected:
+    view_columns = [name for view in columns_by_view.values() for name in view.columns]
+    if [column.name for column in encoding.columns] != view_columns:
         raise DataError(
-            f"{source}: its encoding is of other columns than its views {', '.join(views)}, or of "
+            f"{source}: its encoding is of other columns than its views "
+            f"{', '.join(columns_by_view)}, or of "
             "the same in another order; fit it to a table with these views"
         )
-    places = encoding.places
-    located_views = {}
-    first = 0  # position of the view's first column
-    for name, view in views.items():
-        end = first + len(view.columns)
-        located_views[name] = View(places[first].start, places[end - 1].stop, view.sequence)
-        first = end
-    return located_views
+    feature_ranges = encoding.feature_ranges
+    view_by_name = {}
+    first_column = 0  # position of the view's first column
+    for name, view in columns_by_view.items():
+        end_column = first_column + len(view.columns)
+        view_by_name[name] = View(
+            feature_ranges[first_column].start, feature_ranges[end_column - 1].stop, view.sequence
+        )
+        first_column = end_column
+    return view_by_name
 
 
-def check_views(features: Any, views: Mapping[str, View], *, party: str) -> None:
+def check_views(features: Any, view_by_name: Mapping[str, View], *, party: str) -> None:
     """Raise DataError unless views fit a party's features.
 
     The views must follow one another over all features. A view that is a sequence must have the
     right number of columns, and valid numbers of steps in use.
 
-    `features`: (N, F), perhaps read lazily. `views`: name -> view, in the order of the features;
-    without views nothing is checked. `party`: name for the error.
+    `features`: (N, F), perhaps read lazily. `view_by_name`: name -> view, in the order of the
+    features; without views nothing is checked. `party`: name for the error.
     """
-    if not views:
+    if not view_by_name:
         return
-    ends = [0, *(view.end for view in views.values())]
+    ends = [0, *(view.end for view in view_by_name.values())]
     # Each view begins where the one before ends.
-    are_adjacent = all(view.first == end for view, end in zip(views.values(), ends, strict=False))
+    are_adjacent = all(
+        view.first == end for view, end in zip(view_by_name.values(), ends, strict=False)
+    )
     if features.dim() != 2 or not are_adjacent or ends[-1] != features.shape[1]:
         raise DataError(
-            f"{party}: views {', '.join(views)} must follow one another over all its features "
-            f"{tuple(features.shape[1:])}"
+            f"{party}: views {', '.join(view_by_name)} must follow one another over all its "
+            f"features {tuple(features.shape[1:])}"
         )
-    for name, view in views.items():
+    for name, view in view_by_name.items():
         if view.sequence is None:
             continue
         max_steps, channels = view.sequence
         width = view.end - view.first
-        expected = 1 + max_steps * channels
-        steps_N = read_column(features, view.first)
-        is_count_N = (steps_N >= 0) & (steps_N <= max_steps) & (steps_N == steps_N.round())
-        fault = ""
-        if width != expected:
-            fault = f"{width} columns, expected {expected} for {view.sequence}"
-        elif not bool(is_count_N.all()):
-            fault = f"steps in use that are not whole numbers of 0 to {max_steps}"
-        if fault:
-            raise DataError(f"{party}: view {name!r} has {fault}")
+        expected_width = 1 + max_steps * channels
+        steps_in_use_N = read_column(features, view.first)
+        is_valid_count_N = (
+            (steps_in_use_N >= 0)
+            & (steps_in_use_N <= max_steps)
+            & (steps_in_use_N == steps_in_use_N.round())
+        )
+        problem = ""
+        if width != expected_width:
+            problem = f"{width} columns, expected {expected_width} for {view.sequence}"
+        elif not bool(is_valid_count_N.all()):
+            problem = f"steps in use that are not whole numbers of 0 to {max_steps}"
+        if problem:
+            raise DataError(f"{party}: view {name!r} has {problem}")
 
 
 class ImageEncoding(Settings):
@@ -812,7 +826,7 @@ class ImageEncoding(Settings):
     end_row: int = Field(ge=1)
 
     @model_validator(mode="after")
-    def _strip_is_inside(self) -> Self:
+    def _check_strip(self) -> Self:
         """Raise ValueError for too large images, or a strip of pixel rows outside the image.
 
         The encoding may come from a peer's model card, so sizes are checked before memory is
@@ -909,18 +923,20 @@ class ImageEncoding(Settings):
         if not pixels.size:
             return
         numbers = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float64)
-        if bad := int(np.count_nonzero(~np.isfinite(numbers))):
-            raise DataError(f"{source}: {bad} pixels are NaN or infinite; mend them first")
-        low = float(numbers.min())
-        high = float(numbers.max())
-        if low < 0 or high > self.maximum:
+        if non_finite_count := int(np.count_nonzero(~np.isfinite(numbers))):
             raise DataError(
-                f"{source}: pixels run from {low:g} to {high:g}, expected 0 to {self.maximum}"
+                f"{source}: {non_finite_count} pixels are NaN or infinite; mend them first"
             )
-        if self.maximum > 1 and high <= 1 and bool((numbers != np.rint(numbers)).any()):
+        lowest = float(numbers.min())
+        highest = float(numbers.max())
+        if lowest < 0 or highest > self.maximum:
             raise DataError(
-                f"{source}: pixels run from {low:g} to {high:g} and look scaled to [0, 1] already; "
-                f"give the raw values 0 to {self.maximum}"
+                f"{source}: pixels run from {lowest:g} to {highest:g}, expected 0 to {self.maximum}"
+            )
+        if self.maximum > 1 and highest <= 1 and bool((numbers != np.rint(numbers)).any()):
+            raise DataError(
+                f"{source}: pixels run from {lowest:g} to {highest:g} and look scaled to [0, 1] "
+                f"already; give the raw values 0 to {self.maximum}"
             )
 
 
@@ -935,7 +951,7 @@ class ArrayEncoding(Settings):
     row_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, max_length=8)
 
     @model_validator(mode="after")
-    def _is_bounded(self) -> Self:
+    def _check_row_size(self) -> Self:
         """Refuse a row shape with more numbers than an image may have."""
         if (numbers := math.prod(self.row_shape)) > MAX_IMAGE_NUMBERS:
             raise ValueError(
@@ -986,7 +1002,9 @@ def _format_shape(sizes: tuple[int, ...]) -> str:
 FeatureEncoding: TypeAlias = Annotated[
     ImageEncoding | ColumnEncoding | ArrayEncoding, Field(discriminator="kind")
 ]
-_ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding | ArrayEncoding] = TypeAdapter(FeatureEncoding)
+_ENCODING_ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding | ArrayEncoding] = TypeAdapter(
+    FeatureEncoding
+)
 
 
 def parse_encoding(value: dict[str, Any]) -> ImageEncoding | ColumnEncoding | ArrayEncoding:
@@ -995,6 +1013,6 @@ def parse_encoding(value: dict[str, Any]) -> ImageEncoding | ColumnEncoding | Ar
     Raises DataError: `value` is no encoding.
     """
     try:
-        return _ADAPTER.validate_python(value)
+        return _ENCODING_ADAPTER.validate_python(value)
     except ValidationError as error:
         raise DataError(f"not a feature encoding: {error}") from error

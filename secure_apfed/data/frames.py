@@ -48,7 +48,7 @@ from secure_apfed.settings.data import MAX_CATEGORIES
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
-TRUTHS: Mapping[str, bool] = {
+TRUTH_BY_WORD: Mapping[str, bool] = {
     text: truth
     for truth in (False, True)
     for text in (str(truth), str(truth).lower(), str(truth).upper())
@@ -58,7 +58,7 @@ TRUTHS: Mapping[str, bool] = {
 BLANK = frozenset({""})
 """Texts that mark an empty cell in every column, also where words such as NA are categories."""
 
-LINES = "lines of the file"
+LINES_ATTRIBUTE = "lines of the file"
 """Key in `attrs` of a frame that was read from CSV files: for each file a tuple of its first row's
 number, its name ("" if there is one file), and how many lines stand above its header.
 """
@@ -75,7 +75,9 @@ _PLAIN_NUMBER = r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$"
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]{1,3})?"
 _TIME = r"[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+"
 _MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.]+(Z|[+-][0-9]{2}:?[0-9]{2})?"
-RESPELT = rf"-?(0|[1-9][0-9]*)((\.[0-9]+)?e[+-][0-9]{{1,3}}|\.[0-9]*0)|-0(\.0+)?|{_TIME}|{_MOMENT}"
+RESPELLABLE_PATTERN = (
+    rf"-?(0|[1-9][0-9]*)((\.[0-9]+)?e[+-][0-9]{{1,3}}|\.[0-9]*0)|-0(\.0+)?|{_TIME}|{_MOMENT}"
+)
 """Pattern of the texts that `normalise_spelling` may change."""
 
 _DAY = datetime.timedelta(days=1)
@@ -122,7 +124,7 @@ _INTEGER_TYPES: Mapping[Any, Any] = {
     pyarrow.uint64(): pd.UInt64Dtype(),
 }
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
-_SEPARATOR = re.compile(r"sep=(?P<sign>.*)", re.IGNORECASE)
+_SEPARATOR_LINE = re.compile(r"sep=(?P<sign>.*)", re.IGNORECASE)
 _MAX_HEAD_LINES = 200
 _MAX_LINES_BELOW_TITLE = 5  # that are compared with a possible title above the header
 _MAX_LINE_CHARACTERS = 2**20  # that are read of a line above the header
@@ -133,11 +135,11 @@ class CsvHead:
     """The part of a CSV file above the column names.
 
     Attributes:
-        lines: number of lines above the header: comments, and one that names the separator.
+        lines_above: number of lines above the header: comments, and one that names the separator.
         separator: the character between two cells.
     """
 
-    lines: int = 0
+    lines_above: int = 0
     separator: str = ","
 
 
@@ -299,7 +301,7 @@ def is_csv_path(path: Path) -> bool:
 
 def is_csv(frame: pd.DataFrame) -> bool:
     """Return whether a frame was read from CSV files, so that all its cells are texts."""
-    return bool(frame.attrs.get(LINES))
+    return bool(frame.attrs.get(LINES_ATTRIBUTE))
 
 
 def load_frame(
@@ -308,7 +310,7 @@ def load_frame(
     texts: Sequence[str] = (),
     words: Sequence[str] = (),
     source: str,
-    called: str = "",
+    table_name: str = "",
 ) -> pd.DataFrame:
     """Return the rows of one or several files, or of a query; column names are in Unicode NFC.
 
@@ -319,10 +321,10 @@ def load_frame(
         words: columns among `texts` in which "NA", "None" and the like are ordinary texts. In the
             other columns of `texts`, which are IDs, such words count as empty.
         source: the party's name, for errors.
-        called: the table's name, for errors; a path replaces it.
+        table_name: the table's name, for errors; a path replaces it.
     """
     if isinstance(source_table, Path):
-        called = str(source_table)
+        table_name = str(source_table)
         files = list_files(source_table, source=source)
         with translate_read_errors(source_table, files[0], source):
             if infer_file_kind(files[0]) == "CSV":
@@ -333,11 +335,11 @@ def load_frame(
         from pyarrow.dataset import dataset
 
         frame = load_packed_columns(dataset(source_table), texts)
-    return convert_cells(frame, texts=texts, words=words, source=source, called=called)
+    return convert_cells(frame, texts=texts, words=words, source=source, table_name=table_name)
 
 
 def convert_cells(
-    frame: pd.DataFrame, *, texts: Sequence[str], words: Sequence[str], source: str, called: str
+    frame: pd.DataFrame, *, texts: Sequence[str], words: Sequence[str], source: str, table_name: str
 ) -> pd.DataFrame:
     """Return a table with column names in Unicode NFC and converted cells.
 
@@ -350,15 +352,15 @@ def convert_cells(
         words: columns among `texts` in which "NA" and the like are ordinary texts. In the other
             columns of `texts`, which are IDs, such words count as empty.
         source: the party's name, for errors.
-        called: the table's name, for errors.
+        table_name: the table's name, for errors.
 
     Raises DataError: nested cells or NUL bytes.
     """
     frame.columns = pd.Index(list(map(column_name, frame.columns)))
-    _refuse_nested_cells(frame, called, source)
+    _refuse_nested_cells(frame, table_name, source)
     if not is_csv(frame):
         ids = [name for name in texts if name not in words]
-        return convert_number_cells(frame, except_for=texts, ids=ids, source=source)
+        return convert_number_cells(frame, unconverted_columns=texts, ids=ids, source=source)
     for name in frame.columns:  # in place, since a second copy of a long table would need memory
         if name not in texts:
             frame[name] = convert_text_column(frame[name])
@@ -368,9 +370,11 @@ def convert_cells(
 
 
 def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of CSV files as one frame, with the places of all blocks (`LINES`)."""
+    """Return the rows of CSV files as one frame, with the places of all blocks (`LINES_ATTRIBUTE`)."""
     joined = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
-    joined.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
+    joined.attrs[LINES_ATTRIBUTE] = tuple(
+        line for block in blocks for line in block.attrs[LINES_ATTRIBUTE]
+    )
     return joined
 
 
@@ -435,23 +439,24 @@ def read_text_blocks(
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of CSV files as frames of texts.
 
-    Each frame has in its `attrs` where its rows stand in their file (`LINES`), for errors.
+    Each frame has in its `attrs` where its rows stand in their file (`LINES_ATTRIBUTE`), for
+    errors.
 
     `source`: the party's name, for errors. `rows`: the most rows of a frame; None: each frame is a
     whole file.
 
     Raises DataError: a file has no valid header, or the files differ in their columns.
     """
-    heads = [load_csv_head(path, source=source) for path in files]
-    names_of_files = list(map(_load_names, files, heads))
-    _check_names(files, names_of_files, source, heads)
+    head_by_file = [load_csv_head(path, source=source) for path in files]
+    names_by_file = list(map(_load_names, files, head_by_file))
+    _check_names(files, names_by_file, source, head_by_file)
     first_row = 0
-    for path, head, names in zip(files, heads, names_of_files, strict=True):
-        lines = ((first_row, path.name if len(files) > 1 else "", head.lines),)
+    for path, head, names in zip(files, head_by_file, names_by_file, strict=True):
+        source_lines = ((first_row, path.name if len(files) > 1 else "", head.lines_above),)
         # Whole files are read by a faster reader than pandas', if it can read them.
         whole_file = _read_plain_csv(path, names, head) if rows is None else None
         if whole_file is not None:
-            whole_file.attrs[LINES] = lines
+            whole_file.attrs[LINES_ATTRIBUTE] = source_lines
             first_row += len(whole_file)
             yield whole_file
             continue
@@ -461,7 +466,7 @@ def read_text_blocks(
             pd.read_csv(file, iterator=True, chunksize=rows, **options) as blocks,
         ):
             for frame in blocks:
-                frame.attrs[LINES] = lines
+                frame.attrs[LINES_ATTRIBUTE] = source_lines
                 first_row += len(frame)
                 yield frame
 
@@ -478,15 +483,15 @@ def _load_names(path: Path, head: CsvHead) -> list[Any]:
     return list(row)
 
 
-def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> CsvHead:
+def load_csv_head(path: Path, *, source: str, are_titles_errors: bool = True) -> CsvHead:
     """Return how many lines stand above a CSV file's header, and the file's separator.
 
     These lines are blank, comments that begin with #, or a spreadsheet's line `sep=;`, which names
     the separator. A line such as #id,age is the header itself if it has as many cells as the next
     line that is not a comment. A comment has a blank after #, or another number of cells.
 
-    `source`: the party's name, for errors. `refuses_titles`: whether a title above the header is an
-    error.
+    `source`: the party's name, for errors. `are_titles_errors`: whether a title above the header is
+    an error.
 
     Raises DataError: a separator is not one character, too many lines are comments, or there is
     a title.
@@ -494,30 +499,36 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
     lines = _read_first_lines(path)
     separator = ","
     lines_above = 0
-    for number, line in enumerate(lines, 1):
-        text = line.strip(" ")
-        if text[:1] == text[-1:] == '"':
-            text = text[1:-1]
-        if named := _SEPARATOR.fullmatch(text):
-            where = f"{source}: line {number} of {path} is {line!r:.40}"
-            separator = _parse_separator(named["sign"], where=where)
-        elif line.startswith("#"):
-            if _is_hash_header(lines, number, separator):
-                break
-        elif text:
+    has_header = False
+    for line_number, line in enumerate(lines, 1):
+        unquoted_line = _strip_blanks_and_quotes(line)
+        separator_match = _SEPARATOR_LINE.fullmatch(unquoted_line)
+        is_comment = line.startswith("#") and not _is_hash_header(lines, line_number, separator)
+        if separator_match is not None:
+            line_text = f"{source}: line {line_number} of {path} is {line!r:.40}"
+            separator = _parse_separator(separator_match["sign"], where=line_text)
+        elif unquoted_line and not is_comment:
+            has_header = True
             break
-        else:
-            continue
-        lines_above = number
-    else:
-        if len(lines) == _MAX_HEAD_LINES:
-            raise DataError(
-                f"{source}: the first {_MAX_HEAD_LINES} lines of {path} begin with # or are "
-                "blank; remove them, so that the names of its columns come first"
-            )
-    if refuses_titles:
+        if separator_match is not None or is_comment:  # pandas skips blank lines by itself
+            lines_above = line_number
+    if not has_header and len(lines) == _MAX_HEAD_LINES:
+        raise DataError(
+            f"{source}: the first {_MAX_HEAD_LINES} lines of {path} begin with # or are "
+            "blank; remove them, so that the names of its columns come first"
+        )
+    if are_titles_errors:
         _refuse_titles(lines, lines_above, separator, path=path, source=source)
     return CsvHead(lines_above, separator)
+
+
+def _strip_blanks_and_quotes(line: str) -> str:
+    """Return a line without outer blanks, and without quotes around all of it.
+
+    A spreadsheet may write the line `sep=;` in quotes.
+    """
+    text = line.strip(" ")
+    return text[1:-1] if text[:1] == text[-1:] == '"' else text
 
 
 def _read_first_lines(path: Path) -> list[str]:
@@ -533,41 +544,49 @@ def _read_first_lines(path: Path) -> list[str]:
     return lines
 
 
-def _parse_separator(sign: str, *, where: str) -> str:
+def _parse_separator(declared_text: str, *, where: str) -> str:
     r"""Return the separator that a file declares.
 
-    `sign`: the declared text; the two characters \t stand for a tab. `where`: file and line, for
-    the error.
+    `declared_text`: the declared text; the two characters \t stand for a tab. `where`: file and
+    line, for the error.
 
     Raises DataError: it is not one ASCII character, or one that occurs in cells.
     """
-    sign = "\t" if sign == "\\t" else sign
+    declared_text = "\t" if declared_text == "\\t" else declared_text
     # A character that occurs in numbers or words, or quotes texts, cannot separate cells.
-    if len(sign) != 1 or sign.isalnum() or sign in "\"'\\ .+-_" or not sign.isascii():
+    if (
+        len(declared_text) != 1
+        or declared_text.isalnum()
+        or declared_text in "\"'\\ .+-_"
+        or not declared_text.isascii()
+    ):
         raise DataError(
             f"{where}, and one sign between cells is expected there, as in sep=; - correct this "
             "line, or remove it"
         )
-    return sign
+    return declared_text
 
 
-def _is_hash_header(lines: Sequence[str], number: int, separator: str) -> bool:
+def _is_hash_header(lines: Sequence[str], line_number: int, separator: str) -> bool:
     """Return whether a line that begins with # is the header, and no comment.
 
     It is the header if a name follows the # without a blank, and the next line has as many cells.
 
     Args:
         lines: the first lines of the file.
-        number: number of the line, from 1.
+        line_number: number of the line, from 1.
         separator: the character between two cells.
     """
-    if lines[number - 1][1:2] in ("#", " ", "\t"):
+    if lines[line_number - 1][1:2] in ("#", " ", "\t"):
         return False
-    next_line = next((line for line in lines[number:] if line.strip()), None)
-    if next_line is None or next_line.startswith("#") or _SEPARATOR.fullmatch(next_line):
+    next_line = next((line for line in lines[line_number:] if line.strip()), None)
+    if next_line is None or next_line.startswith("#") or _SEPARATOR_LINE.fullmatch(next_line):
         return False
-    cells = len(_split_line(next_line, separator))
-    return cells > 1 and len(_split_line(lines[number - 1], separator)) == cells
+    next_cell_count = len(_split_line(next_line, separator))
+    return (
+        next_cell_count > 1
+        and len(_split_line(lines[line_number - 1], separator)) == next_cell_count
+    )
 
 
 def _refuse_titles(
@@ -582,8 +601,8 @@ def _refuse_titles(
         path: the file, for the error.
         source: the party's name, for the error.
     """
-    filled = (index for index in range(lines_above, len(lines)) if lines[index].strip())
-    title_index = next(filled, None)
+    filled_lines = (index for index in range(lines_above, len(lines)) if lines[index].strip())
+    title_index = next(filled_lines, None)
     if title_index is None:
         return
     title = lines[title_index]
@@ -594,17 +613,18 @@ def _refuse_titles(
     if len(filled_cells) > 1:
         return
     first_below = title_index + 1
-    below = lines[first_below : first_below + _MAX_LINES_BELOW_TITLE]
-    for number, line in enumerate(below, first_below + 1):
-        cells = len(_split_line(line, separator))
-        if cells == 1:
+    lines_below = lines[first_below : first_below + _MAX_LINES_BELOW_TITLE]
+    for line_number, line in enumerate(lines_below, first_below + 1):
+        cell_count = len(_split_line(line, separator))
+        if cell_count == 1:
             # The table may have another separator; a text may contain one such character by chance.
-            cells = max((len(_split_line(line, sign)) for sign in other_separators), default=1)
-            cells = cells if cells > 2 else 1
-        if cells > 1:
+            cell_count = max((len(_split_line(line, sign)) for sign in other_separators), default=1)
+            cell_count = cell_count if cell_count > 2 else 1
+        if cell_count > 1:
             raise DataError(
-                f"{source}: line {title_index + 1} of {path} has one cell, and line {number} has "
-                f"{cells}; remove what stands above the names of the columns, or begin these "
+                f"{source}: line {title_index + 1} of {path} has one cell, and line {line_number} "
+                "has "
+                f"{cell_count}; remove what stands above the names of the columns, or begin these "
                 "lines with #"
             )
 
@@ -641,12 +661,12 @@ def _open_at_header(path: Path, head: CsvHead) -> Iterator[Any]:
 
     `head`: the part of the file above the header, which is skipped.
     """
-    if not head.lines:
+    if not head.lines_above:
         yield path
         return
     # Pandas itself would take a quote in a comment for the beginning of a cell.
     with _open_text(path) as file:
-        for _ in range(head.lines):
+        for _ in range(head.lines_above):
             file.readline()
         yield file
 
@@ -667,7 +687,7 @@ def _read_plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataF
         content = pyarrow.input_stream(str(path)).read_buffer()
         table = csv.read_csv(
             pyarrow.BufferReader(content),
-            read_options=csv.ReadOptions(skip_rows=head.lines),
+            read_options=csv.ReadOptions(skip_rows=head.lines_above),
             parse_options=csv.ParseOptions(newlines_in_values=True, delimiter=head.separator),
             convert_options=csv.ConvertOptions(
                 column_types=texts, null_values=[""], strings_can_be_null=True
@@ -826,7 +846,7 @@ def refuse_names(
 def convert_number_cells(
     frame: pd.DataFrame,
     *,
-    except_for: Sequence[str] = (),
+    unconverted_columns: Sequence[str] = (),
     ids: Sequence[str] = (),
     source: str = "the input",
 ) -> pd.DataFrame:
@@ -834,8 +854,8 @@ def convert_number_cells(
 
     Args:
         frame: the frame; columns of other types stay as they are.
-        except_for: columns whose decimals and objects are not converted, since a number as an ID
-            needs every digit.
+        unconverted_columns: columns whose decimals and objects are not converted, since a number as
+            an ID needs every digit.
         ids: columns that stay even float16, so that their lack of digits can be reported.
         source: name of the table, for errors.
 
@@ -844,7 +864,7 @@ def convert_number_cells(
     converted = {}
     for name in frame.columns:
         column = frame[name]
-        kind = "" if name in except_for else _infer_kind(column)
+        kind = "" if name in unconverted_columns else _infer_kind(column)
         if column.dtype == np.float16 and name not in ids:  # pandas cannot group by float16
             converted[name] = column.astype(np.float32)
         elif kind in ("integer", "floating", "mixed-integer-float"):
@@ -952,7 +972,7 @@ def describe_row(column: "pd.Series | pd.DataFrame", row: int) -> str:
     """
     number = column.index[row]
     # For each file its first row's number, its name, and the number of lines above its header.
-    files = column.attrs.get(LINES)
+    files = column.attrs.get(LINES_ATTRIBUTE)
     if not files:
         return f"row {number} (from 0)"
     first_row, file_name, lines_above = max(file for file in files if file[0] <= number)
@@ -981,7 +1001,7 @@ def read_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         known = ~is_empty(column)
         values = pd.to_numeric(cells.where(known), errors="coerce").to_numpy(np.float64, copy=True)
         unread = np.flatnonzero(known & np.isnan(values))
-        values[unread] = cells.iloc[unread].map(TRUTHS).to_numpy(np.float64, na_value=np.nan)
+        values[unread] = cells.iloc[unread].map(TRUTH_BY_WORD).to_numpy(np.float64, na_value=np.nan)
     else:
         known, values = _parse_cells(column, _parse_number)
     _require_all_parsed(
@@ -992,10 +1012,10 @@ def read_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
 
 def _require_all_parsed(
     column: "pd.Series",
-    known_N: NDArray[np.bool_],
+    is_parsed_N: NDArray[np.bool_],
     values_N: NDArray[np.float64],
-    expectation: str,
-    complaint: str,
+    column_text: str,
+    cells_text: str,
     remedy: str,
     *,
     source: str,
@@ -1004,18 +1024,18 @@ def _require_all_parsed(
 
     Args:
         column: the cells.
-        known_N: whether each cell is not empty.
+        is_parsed_N: whether each cell is not empty.
         values_N: the parsed cells; NaN for a cell that is empty or could not be parsed.
-        expectation: the error's words on the column, such as "holds dates".
-        complaint: the error's words on the wrong cells, such as "not numbers".
+        column_text: the error's words on the column, such as "holds dates".
+        cells_text: the error's words on the wrong cells, such as "not numbers".
         remedy: the error's advice.
         source: the party's name.
     """
-    wrong = np.flatnonzero(known_N & np.isnan(values_N))
-    if wrong.size:
+    wrong_rows = np.flatnonzero(is_parsed_N & np.isnan(values_N))
+    if wrong_rows.size:
         raise DataError(
-            f"{source}: column {column.name!r} {expectation}, but {wrong.size} cells are "
-            f"{complaint}, first in {describe_row(column, wrong[0])}; {remedy}"
+            f"{source}: column {column.name!r} {column_text}, but {wrong_rows.size} cells are "
+            f"{cells_text}, first in {describe_row(column, wrong_rows[0])}; {remedy}"
         )
 
 
@@ -1023,7 +1043,7 @@ def _parse_number(cell: Any) -> float:
     """Return the number in one non-empty cell; NaN if it has none."""
     if isinstance(cell, str):
         number = pd.to_numeric(cell, errors="coerce")  # float() would accept "1_000"
-        return float(TRUTHS.get(cell, number))
+        return float(TRUTH_BY_WORD.get(cell, number))
     if isinstance(cell, (numbers.Real, decimal.Decimal, np.bool_)):
         return float(cell)
     return np.nan
@@ -1138,7 +1158,7 @@ def normalise_spelling(text: str) -> str:
         >>> [normalise_spelling(text) for text in texts]
         ['1.5', '0', '0.0000001', '007', '2026-01-31']
     """
-    if not re.fullmatch(RESPELT, text):
+    if not re.fullmatch(RESPELLABLE_PATTERN, text):
         return text
     if re.fullmatch(_NUMBER, text):
         integer, _, fraction = format(decimal.Decimal(text), "f").partition(".")
@@ -1219,7 +1239,7 @@ def convert_text_column(column: "pd.Series") -> "pd.Series":
     filled = texts[known]
     if not len(filled):
         return pd.Series(np.nan, index=column.index, name=column.name)
-    values = filled.map(TRUTHS)
+    values = filled.map(TRUTH_BY_WORD)
     if values.isna().any():
         values = pd.to_numeric(filled, errors="coerce")
         if values.isna().any() or filled.str.match(_PADDED).any():

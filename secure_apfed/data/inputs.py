@@ -36,15 +36,15 @@ from secure_apfed.data.files import is_idx, load_file, parse_idx
 from secure_apfed.data.frames import is_table, stream_blocks
 from secure_apfed.errors import DataError
 
-_ROWS = 50_000  # of a table, read at a time
-MIN_ROWS = 30
+_BLOCK_ROWS = 50_000  # of a table, read at a time
+MIN_DRIFT_ROWS = 30
 """Rows below which a column's mean and spread are not reported."""
-_FILLED_BY = "the mean of training rows, or as no category"
+_EMPTY_CELL_MEANING = "the mean of training rows, or as no category"
 # A column's drift is reported above one of these limits.
-_SHIFT = 0.5  # of the mean, in standard deviations of the training rows
-_FAR = 8.0  # of a single row from the mean, in standard deviations of the training rows
-_WIDER = 2.0  # ratio of the standard deviations, in either direction
-_EMPTY_SHARE = 0.05  # of the rows, with an empty cell
+_MAX_SHIFT = 0.5  # of the mean, in standard deviations of the training rows
+_MAX_DISTANCE = 8.0  # of a single row from the mean, in standard deviations of the training rows
+_MAX_SPREAD_RATIO = 2.0  # ratio of the standard deviations, in either direction
+_MAX_EMPTY_SHARE = 0.05  # of the rows, with an empty cell
 
 
 def load_blocks(
@@ -52,10 +52,10 @@ def load_blocks(
     encoding: FeatureEncoding,
     *,
     id_columns: Sequence[str] = (),
-    rows: int = _ROWS,
-    counts: CellCounts | None = None,
+    block_row_count: int = _BLOCK_ROWS,
+    cell_counts: CellCounts | None = None,
 ) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """Yield the IDs and float32 features of the rows in `path`, `rows` at a time.
+    """Yield the IDs and float32 features of the rows in `path`, `block_row_count` at a time.
 
     Only one block of a table is in memory; arrays are loaded whole.
 
@@ -64,48 +64,50 @@ def load_blocks(
         encoding: the model's encoding, which reads the rows.
         id_columns: columns of the IDs; several are joined to one ID. Without such columns, and for
             arrays, IDs are row numbers from 0.
-        rows: number of rows of a block.
-        counts: empty and ignored cells are added to it; None: not counted.
+        block_row_count: number of rows of a block.
+        cell_counts: empty and ignored cells are added to it; None: not counted.
 
     Raises DataError: the file has no rows, or does not fit the encoding.
     """
     source = path.name
-    first = 0  # number of the block's first row in the file
+    first_row = 0  # number of the block's first row in the file
     id_columns = [column_name(name) for name in id_columns]
     blocks: Iterable[RawFeatures]
     blocks = (
-        stream_blocks(path, source=source, rows=rows) if is_table(path) else [_load_array(path)]
+        stream_blocks(path, source=source, rows=block_row_count)
+        if is_table(path)
+        else [_load_array(path)]
     )
-    for raw in blocks:
-        if isinstance(raw, pd.DataFrame):
-            absent = [name for name in id_columns if name not in raw]
-            if absent:
+    for raw_block in blocks:
+        if isinstance(raw_block, pd.DataFrame):
+            absent_columns = [name for name in id_columns if name not in raw_block]
+            if absent_columns:
                 raise DataError(
-                    f"{source}: the ID columns {', '.join(absent)} are missing; add them"
+                    f"{source}: the ID columns {', '.join(absent_columns)} are missing; add them"
                 )
-        if not len(raw):
+        if not len(raw_block):
             # A table without rows yields one empty block.
             break
         ids = None
-        if isinstance(raw, pd.DataFrame):
+        if isinstance(raw_block, pd.DataFrame):
             texts_by_column = [
-                _list_id_texts(raw[name], first, source=source) for name in id_columns
+                _list_id_texts(raw_block[name], first_row, source=source) for name in id_columns
             ]
             if texts_by_column:
                 ids = [" ".join(texts) for texts in zip(*texts_by_column, strict=True)]
-            raw = raw.drop(columns=list(id_columns))
-        features = encoding.encode(raw, source=source, counts=counts)
-        yield tuple(ids or map(str, range(first, first + len(features)))), features
-        first += len(features)
-    if not first:
+            raw_block = raw_block.drop(columns=list(id_columns))
+        features = encoding.encode(raw_block, source=source, counts=cell_counts)
+        yield tuple(ids or map(str, range(first_row, first_row + len(features)))), features
+        first_row += len(features)
+    if not first_row:
         raise DataError(f"{source}: it has no rows")
 
 
-def _list_id_texts(column: "pd.Series", first: int, *, source: str) -> list[str]:
+def _list_id_texts(column: "pd.Series", first_row: int, *, source: str) -> list[str]:
     """Return the cells of an ID column as texts.
 
-    `column`: cells of one block of rows. `first`: the number of the block's first row in the file.
-    `source`: name of the file, for errors.
+    `column`: cells of one block of rows. `first_row`: the number of the block's first row in the
+    file. `source`: name of the file, for errors.
     """
     return id_texts(
         column,
@@ -113,7 +115,7 @@ def _list_id_texts(column: "pd.Series", first: int, *, source: str) -> list[str]
         subject=f"column {column.name!r}",
         should_strip=True,
         settings_key="--id-column",
-        describe_place=lambda row: f"row {first + row} (from 0)",
+        describe_place=lambda row: f"row {first_row + row} (from 0)",
     )
 
 
@@ -162,79 +164,92 @@ class ColumnDrift:
     farthest: float = math.nan
 
     @property
-    def notable(self) -> str:
+    def notable_differences(self) -> str:
         """The reportable differences of the column, in words; "" if there are none."""
-        has_enough_rows = self.rows >= MIN_ROWS
-        facts = list[str]()
+        has_enough_rows = self.rows >= MIN_DRIFT_ROWS
+        differences = list[str]()
         if self.ignored > 0:
-            facts.append(
+            differences.append(
                 f"{self.ignored:,} of {self.rows:,} rows hold what no training row held, which "
                 "counts for nothing"
             )
-        if self.empty > _EMPTY_SHARE * self.rows:
-            facts.append(
+        if self.empty > _MAX_EMPTY_SHARE * self.rows:
+            differences.append(
                 f"{self.empty:,} of {self.rows:,} rows have an empty cell, which counts as "
-                f"{_FILLED_BY}"
+                f"{_EMPTY_CELL_MEANING}"
             )
-        if has_enough_rows and abs(self.shift) > _SHIFT:
-            facts.append(f"its mean lies {self.shift:+.1f} deviations from that of training rows")
-        if has_enough_rows and (self.spread > _WIDER or self.spread < 1 / _WIDER):
-            facts.append(f"it is spread {self.spread:.2g} times as wide")
-        if self.farthest > _FAR:
-            facts.append(f"a row lies {self.farthest:.3g} deviations away")
-        return "; ".join(facts)
+        if has_enough_rows and abs(self.shift) > _MAX_SHIFT:
+            differences.append(
+                f"its mean lies {self.shift:+.1f} deviations from that of training rows"
+            )
+        if has_enough_rows and (
+            self.spread > _MAX_SPREAD_RATIO or self.spread < 1 / _MAX_SPREAD_RATIO
+        ):
+            differences.append(f"it is spread {self.spread:.2g} times as wide")
+        if self.farthest > _MAX_DISTANCE:
+            differences.append(f"a row lies {self.farthest:.3g} deviations away")
+        return "; ".join(differences)
 
 
 class DriftMeter:
     """A meter of every column's drift, to which new rows are added in batches.
 
     Attributes:
-        counts: number of rows, empty cells and ignored cells. The caller passes this object to
+        cell_counts: number of rows, empty cells and ignored cells. The caller passes this object to
             `encoding.encode`, which adds the cells of the rows that it encodes.
     """
 
     def __init__(self, encoding: ColumnEncoding) -> None:
         """Start with sums of zero for each of the F features of the encoding."""
         # Each column, with the range of its features.
-        self._columns = list(zip(encoding.columns, encoding.places, strict=True))
-        self.counts = CellCounts()
+        self._columns_with_ranges = list(
+            zip(encoding.columns, encoding.feature_ranges, strict=True)
+        )
+        self.cell_counts = CellCounts()
         self._sum_F = torch.zeros(encoding.shape, dtype=torch.float64)
-        self._squares_F = torch.zeros(encoding.shape, dtype=torch.float64)
-        self._largest_F = torch.zeros(encoding.shape, dtype=torch.float64)  # absolute values
+        self._sum_of_squares_F = torch.zeros(encoding.shape, dtype=torch.float64)
+        self._largest_absolute_F = torch.zeros(
+            encoding.shape, dtype=torch.float64
+        )  # absolute values
 
     def add_batch(self, features_NF: Tensor) -> None:
         """Add encoded rows (N, F) to the sums, the sums of squares and the largest values."""
         values_NF = features_NF.double()
         self._sum_F += values_NF.sum(0)
-        self._squares_F += values_NF.square().sum(0)
-        self._largest_F = torch.maximum(self._largest_F, values_NF.abs().amax(0))
+        self._sum_of_squares_F += values_NF.square().sum(0)
+        self._largest_absolute_F = torch.maximum(self._largest_absolute_F, values_NF.abs().amax(0))
 
     def compute_drifts(self) -> tuple[ColumnDrift, ...]:
         """Return every column's drift, in the encoding's order; empty if no row was added."""
-        if not self.counts.rows:
+        if not self.cell_counts.row_count:
             return ()
-        return tuple(self._compute_drift(column, features) for column, features in self._columns)
+        return tuple(
+            self._compute_drift(column, features) for column, features in self._columns_with_ranges
+        )
 
-    def _compute_drift(self, column: Column, features: slice) -> ColumnDrift:
+    def _compute_drift(self, column: Column, feature_range: slice) -> ColumnDrift:
         """Return one column's counts of cells, and for numbers its shift and spread.
 
         Numbers are standardised by the mean and deviation of the fitted rows, so their mean is the
         shift, and their deviation is the ratio of the deviations.
 
-        `features`: the range of the column's features; a single one for a column of numbers.
+        `feature_range`: the range of the column's features; a single one for a column of numbers.
         """
-        rows = self.counts.rows
+        row_count = self.cell_counts.row_count
         name = column.name
-        counts_only = ColumnDrift(
-            name=name, rows=rows, empty=self.counts.empty[name], ignored=self.counts.ignored[name]
+        drift_of_cells = ColumnDrift(
+            name=name,
+            rows=row_count,
+            empty=self.cell_counts.empty_by_column[name],
+            ignored=self.cell_counts.ignored_by_column[name],
         )
         if isinstance(column, CategoricalColumn) or column.constant:
-            return counts_only
-        mean = float(self._sum_F[features]) / rows
-        variance = float(self._squares_F[features]) / rows - mean**2
+            return drift_of_cells
+        mean = float(self._sum_F[feature_range]) / row_count
+        variance = float(self._sum_of_squares_F[feature_range]) / row_count - mean**2
         return replace(
-            counts_only,
+            drift_of_cells,
             shift=mean,
             spread=math.sqrt(max(variance, 0.0)),
-            farthest=float(self._largest_F[features]),
+            farthest=float(self._largest_absolute_F[feature_range]),
         )

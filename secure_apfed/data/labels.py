@@ -33,23 +33,23 @@ UNLABELLED = -100
 # A number as Python reads it, but without underscores and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 # Standard deviations of the farthest target, below the absolute value of UNLABELLED.
-_FARTHEST = 99.0
-_MAX_SHOWN = 5  # labels in an error
-_WIDTH = 40  # characters of a label in an error
+_MAX_DEVIATIONS = 99.0
+_MAX_SHOWN_LABELS = 5  # labels in an error
+_MAX_LABEL_CHARACTERS = 40  # characters of a label in an error
 _MAX_PROPOSED = 20  # classes in a proposed setting
 # Signs that look like others, and what they are read as.
-_SIGNS = {
+_PLAIN_SIGN_BY_LOOKALIKE = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
     ord("\u2044"): "/",
     ord("\u2019"): "'",
 }
-_WHOLE = re.compile(r"-?[0-9]+")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:([ ,'])[0-9]{3})(?:\1[0-9]{3})*")
 _BETWEEN_NUMBERS = re.compile(r"(?<=[0-9])[\s_-]+(?=[0-9])")
 _BETWEEN_WORDS = re.compile(r"(?<=\w)[\s_-]+(?=\w)|\s+(?=%)")
 # Spellings of truth values; a single letter counts only if the column has its word, too.
-_TRUTHS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
-_LETTERS = {"t": "true", "y": "yes", "f": "false", "n": "no"}
+_DIGIT_BY_TRUTH_WORD = {"true": "1", "yes": "1", "false": "0", "no": "0"}
+_TRUTH_WORD_BY_LETTER = {"t": "true", "y": "yes", "f": "false", "n": "no"}
 
 
 class TargetScale(BaseModel):
@@ -85,14 +85,14 @@ class TargetScale(BaseModel):
         """
         z_N = (targets_N - self.mean) / self.scale
         # A farther target could equal UNLABELLED, and would then count as a missing label.
-        extremes = np.flatnonzero(np.abs(z_N) > _FARTHEST)
+        extremes = np.flatnonzero(np.abs(z_N) > _MAX_DEVIATIONS)
         if extremes.size:
             row = extremes[0]
             raise DataError(
                 f"{party}: the label of row {row} (from 0), {targets_N[row]:g}, "
                 f"lies {abs(z_N[row]):.0f} standard deviations from the mean of the "
-                f"labelled training rows; at most {_FARTHEST:g} are taken: mend it, or predict "
-                "its logarithm"
+                f"labelled training rows; at most {_MAX_DEVIATIONS:g} are taken: mend it, or "
+                "predict its logarithm"
             )
         return torch.from_numpy(np.where(np.isnan(z_N), UNLABELLED, z_N).astype(np.float32))
 
@@ -130,7 +130,7 @@ def require_one_spelling(
     where: str,
     remedy: str = "list all under data.classes",
     listed: Sequence[str] = (),
-    about: Collection[str] | None = None,
+    only_groups_with: Collection[str] | None = None,
     remedies: Sequence[Remedy] = (),
 ) -> None:
     """Raise TableError if labels differ only in spelling: silently they would be different classes.
@@ -144,32 +144,40 @@ def require_one_spelling(
         where: the owner of the labels, such as party and column, for the error.
         remedy: the advice of the error for labels that are different classes.
         listed: labels that the settings name; they are compared even if no row has them.
-        about: only groups of spellings that contain one of these labels are reported; None: all.
+        only_groups_with: only groups of spellings that contain one of these labels are reported;
+            None: all.
         remedies: settings that accept the spellings as different classes; named in place of
             `remedy`.
     """
-    counts = Counter(label for label in labels if label is not None)
-    normalised = {label: _normalise_label(label) for label in (*counts, *listed)}
-    words = set(normalised.values())
+    row_count_by_label = Counter(label for label in labels if label is not None)
+    text_by_label = {label: _normalise_label(label) for label in (*row_count_by_label, *listed)}
+    label_texts = set(text_by_label.values())
     spellings_by_meaning = defaultdict[object, list[str]](list)
-    for label, text in normalised.items():
-        spellings_by_meaning[_parse_meaning(text, words)].append(label)
-    repeated = list[str]()
+    for label, text in text_by_label.items():
+        spellings_by_meaning[_parse_meaning(text, label_texts)].append(label)
+    group_texts = list[str]()
     for spellings in spellings_by_meaning.values():
-        is_reported = about is None or not set(about).isdisjoint(spellings)
+        is_reported = only_groups_with is None or not set(only_groups_with).isdisjoint(spellings)
         if len(spellings) > 1 and is_reported:
-            shown = spellings[:_MAX_SHOWN]
-            repeated.append(
-                " and ".join(f"{_shorten_label(label)} ({counts[label]} rows)" for label in shown)
+            shown_spellings = spellings[:_MAX_SHOWN_LABELS]
+            group_texts.append(
+                " and ".join(
+                    f"{_shorten_label(label)} ({row_count_by_label[label]} rows)"
+                    for label in shown_spellings
+                )
             )
-    if not repeated:
+    if not group_texts:
         return
-    rest = f", and {len(repeated) - _MAX_SHOWN} labels more" if len(repeated) > _MAX_SHOWN else ""
+    further_text = (
+        f", and {len(group_texts) - _MAX_SHOWN_LABELS} labels more"
+        if len(group_texts) > _MAX_SHOWN_LABELS
+        else ""
+    )
     remedy = f"say {describe_remedies(remedies)}" if remedies else remedy
     message = (
         f"{where} spells one label in several ways, each of which would be a class of its own: "
-        f"{'; '.join(repeated[:_MAX_SHOWN])}{rest}; write each label in one way, or {remedy} "
-        "if they are different classes"
+        f"{'; '.join(group_texts[:_MAX_SHOWN_LABELS])}{further_text}; write each label in one way, "
+        f"or {remedy} if they are different classes"
     )
     # The first remedy is empty: it stands for correcting the table, which no setting can do.
     raise TableError([Fault(message, ((), *remedies))])
@@ -181,7 +189,7 @@ def warn_of_empty_words(
     party: str,
     column: str,
     are_empty: bool,
-    listed: Sequence[str] = (),
+    listed_classes: Sequence[str] = (),
 ) -> frozenset[str]:
     """Warn of labels that are "NA", "None" or similar, and so may stand for a missing label.
 
@@ -189,34 +197,40 @@ def warn_of_empty_words(
         labels: one a row; None: no label.
         party, column: names for the warning.
         are_empty: whether the caller treats such words as missing labels.
-        listed: words that the settings list as classes; they are never missing labels.
+        listed_classes: words that the settings list as classes; they are never missing labels.
 
     Returns:
         The words that count as missing labels; none unless `are_empty`.
     """
-    empty = EMPTY_CELL_TEXTS.difference(listed)
-    words = [text for text in sorted(empty.intersection(labels)) if text]
-    if words:
-        counts = ", ".join(f"{text!r} ({labels.count(text)})" for text in words)
-        treatment = "count as empty" if are_empty else "are a class each, and do not count as empty"
+    empty_words = EMPTY_CELL_TEXTS.difference(listed_classes)
+    found_words = [text for text in sorted(empty_words.intersection(labels)) if text]
+    if found_words:
+        counts_text = ", ".join(f"{text!r} ({labels.count(text)})" for text in found_words)
+        treatment_text = (
+            "count as empty" if are_empty else "are a class each, and do not count as empty"
+        )
         classes = (label for label in labels if label)
-        remedies = _propose_classes(tuple(dict.fromkeys((*listed, *_sort_labels(classes)))))
+        remedies = _propose_classes(tuple(dict.fromkeys((*listed_classes, *_sort_labels(classes)))))
         remedy = (
             f"say {describe_remedies(remedies)}" if remedies else "list them under data.classes"
         )
         warnings.warn(
-            f"{party}: labels {counts} of column {column!r} {treatment}; {remedy} if they are "
-            "classes, else leave their cells empty",
+            f"{party}: labels {counts_text} of column {column!r} {treatment_text}; {remedy} if "
+            "they are classes, else leave their cells empty",
             SuspectColumnWarning,
             stacklevel=3,
         )
-    return empty if are_empty else frozenset()
+    return empty_words if are_empty else frozenset()
 
 
 def _shorten_label(label: str) -> str:
     """Return a label in quotes for a message, shortened; look-alike letters are escaped."""
     text = ascii(label) if not unicodedata.is_normalized("NFKC", label) else repr(label)
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... ({len(label)} characters)"
+    return (
+        text
+        if len(text) <= _MAX_LABEL_CHARACTERS
+        else f"{text[:_MAX_LABEL_CHARACTERS]}... ({len(label)} characters)"
+    )
 
 
 def _normalise_label(label: str) -> str:
@@ -224,7 +238,7 @@ def _normalise_label(label: str) -> str:
 
     These are case, surrounding quotes and blanks, invisible characters, and Unicode forms.
     """
-    text = unicodedata.normalize("NFKC", label).translate(_SIGNS)
+    text = unicodedata.normalize("NFKC", label).translate(_PLAIN_SIGN_BY_LOOKALIKE)
     # Invisible format characters ("Cf") go, and digits of other scripts become ASCII digits.
     text = "".join(
         str(unicodedata.decimal(sign, sign)) for sign in text if unicodedata.category(sign) != "Cf"
@@ -232,33 +246,33 @@ def _normalise_label(label: str) -> str:
     return unicodedata.normalize("NFKC", text.casefold()).strip().strip("\"'").strip()
 
 
-def _parse_meaning(text: str, words: set[str]) -> object:
+def _parse_meaning(text: str, label_texts: set[str]) -> object:
     """Return a key that is equal for different spellings of one label.
 
-    `text`: the normalised label. `words`: all normalised labels of the column. A letter such as "t"
-    means "true" only if `words` contains "true". "1,000" means 1000 only if `words` contains
-    "1000", since it may also mean 1.
+    `text`: the normalised label. `label_texts`: all normalised labels of the column. A letter such
+    as "t" means "true" only if `label_texts` contains "true". "1,000" means 1000 only if
+    `label_texts` contains "1000", since it may also mean 1.
     """
-    word = _LETTERS.get(text, text)
-    text = word if word in words else text
-    text = _TRUTHS.get(text, text)
+    word = _TRUTH_WORD_BY_LETTER.get(text, text)
+    text = word if word in label_texts else text
+    text = _DIGIT_BY_TRUTH_WORD.get(text, text)
     digits = re.sub("[ ,']", "", text)
-    if _THOUSANDS.fullmatch(text) and ("," not in text or digits in words):
+    if _THOUSANDS.fullmatch(text) and ("," not in text or digits in label_texts):
         text = digits
     has_decimal_comma = text.count(",") == 1 and "." not in text
-    number = text.replace(",", ".") if has_decimal_comma else text
-    if _NUMBER.fullmatch(number):
+    number_text = text.replace(",", ".") if has_decimal_comma else text
+    if _NUMBER.fullmatch(number_text):
         try:
-            return Decimal(number)
+            return Decimal(number_text)
         except InvalidOperation:  # its exponent is out of range
             return text
     # Between two numbers a separator stays, so that "1 2" differs from "12"; all are written alike.
-    with_equal_separators = _BETWEEN_NUMBERS.sub("\0", text)
-    return _BETWEEN_WORDS.sub("", with_equal_separators)
+    unified_text = _BETWEEN_NUMBERS.sub("\0", text)
+    return _BETWEEN_WORDS.sub("", unified_text)
 
 
 def encode_class_labels(
-    labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
+    labels: Sequence[str | None], listed_classes: tuple[str, ...] | None, *, party: str, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return each row's class index (N,), and the names of the classes.
 
@@ -266,32 +280,39 @@ def encode_class_labels(
 
     Args:
         labels: one a row; None: no label.
-        listed: classes that the settings name, in order; None: the distinct labels, sorted.
+        listed_classes: classes that the settings name, in order; None: the distinct labels, sorted.
         party, column: names for errors.
 
     Raises TableError: a label is not among the listed classes, or spelt in several ways.
     """
     where = f"{party}: column {column!r}"
-    present = _sort_labels(labels)
-    all_classes = tuple(dict.fromkeys((*(listed or ()), *present)))
+    present_labels = _sort_labels(labels)
+    all_classes = tuple(dict.fromkeys((*(listed_classes or ()), *present_labels)))
     remedies = _propose_classes(all_classes)
-    if listed is None:
+    if listed_classes is None:
         require_one_spelling(labels, where=where, remedies=remedies)
-    classes = present if listed is None else listed
-    index_of_class: dict[str | None, int] = {label: index for index, label in enumerate(classes)}
-    outside = Counter(
-        label for label in labels if label is not None and label not in index_of_class
+    classes = present_labels if listed_classes is None else listed_classes
+    index_by_class: dict[str | None, int] = {label: index for index, label in enumerate(classes)}
+    count_by_unlisted_label = Counter(
+        label for label in labels if label is not None and label not in index_by_class
     )
-    if outside:
-        require_one_spelling(labels, where=where, listed=classes, about=outside, remedies=remedies)
-        add = f"say {describe_remedies(remedies)}" if remedies else "add the class"
+    if count_by_unlisted_label:
+        require_one_spelling(
+            labels,
+            where=where,
+            listed=classes,
+            only_groups_with=count_by_unlisted_label,
+            remedies=remedies,
+        )
+        advice = f"say {describe_remedies(remedies)}" if remedies else "add the class"
         message = (
-            f"{party}: {outside.total()} labels lie outside the classes "
+            f"{party}: {count_by_unlisted_label.total()} labels lie outside the classes "
             f"{', '.join(map(_cut_label, classes))}, such as "
-            f"{', '.join(map(_cut_label, sorted(outside)[:_MAX_SHOWN]))}; mend them, or {add}"
+            f"{', '.join(map(_cut_label, sorted(count_by_unlisted_label)[:_MAX_SHOWN_LABELS]))}; "
+            f"mend them, or {advice}"
         )
         raise TableError([Fault(message, ((), *remedies))])
-    indices = [index_of_class.get(label, UNLABELLED) for label in labels]
+    indices = [index_by_class.get(label, UNLABELLED) for label in labels]
     return np.array(indices, np.int64), classes
 
 
@@ -300,7 +321,7 @@ def _propose_classes(classes: Sequence[str]) -> tuple[Remedy, ...]:
 
     It is empty if the list, or a class's name, is too long to be read in an error.
     """
-    if len(classes) > _MAX_PROPOSED or max(map(len, classes), default=0) > _WIDTH:
+    if len(classes) > _MAX_PROPOSED or max(map(len, classes), default=0) > _MAX_LABEL_CHARACTERS:
         return ()
     return ((SettingLine(("data", "classes"), tuple(classes)),),)
 
@@ -332,7 +353,7 @@ def move_positive_last(
     if len(classes) != 2 or positive not in classes:
         raise DataError(
             f"{where}: expected one of two classes, got {positive!r:.40} of "
-            f"{', '.join(map(_cut_label, classes[:_MAX_SHOWN])) or 'numbers'}; correct "
+            f"{', '.join(map(_cut_label, classes[:_MAX_SHOWN_LABELS])) or 'numbers'}; correct "
             "data.positive, or leave it out"
         )
     if classes[1] == positive:
@@ -342,11 +363,15 @@ def move_positive_last(
 
 def _cut_label(label: str) -> str:
     """Return a label for a message: unchanged if it is short, else in quotes and shortened."""
-    return label if len(label) <= _WIDTH else _shorten_label(label)
+    return label if len(label) <= _MAX_LABEL_CHARACTERS else _shorten_label(label)
 
 
 def _sort_labels(labels: Iterable[str | None]) -> tuple[str, ...]:
     """Return the distinct labels in order: by value if all are whole numbers, else as texts."""
-    present = {label for label in labels if label is not None}
-    are_integers = all(map(_WHOLE.fullmatch, present))
-    return tuple(sorted(present, key=Decimal)) if are_integers else tuple(sorted(present))
+    distinct_labels = {label for label in labels if label is not None}
+    are_integers = all(map(_WHOLE_NUMBER.fullmatch, distinct_labels))
+    return (
+        tuple(sorted(distinct_labels, key=Decimal))
+        if are_integers
+        else tuple(sorted(distinct_labels))
+    )

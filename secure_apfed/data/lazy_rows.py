@@ -72,22 +72,22 @@ class LazyRows:
         """Read the first row, whose shape all must have; for the arguments see the class."""
         self._dataset = dataset
         self._party = party
-        self._rows = torch.arange(_count_items(dataset, party)) if rows is None else rows
+        self._item_indices = torch.arange(_count_items(dataset, party)) if rows is None else rows
         self._workers = workers
-        self._convert = convert
+        self._convert_item = convert
         self._device = torch.device("cpu")
         self.dtype = torch.float32
-        if not len(self._rows):
+        if not len(self._item_indices):
             raise DataError(f"{party}: its data set has no rows")
-        self._row_shape = tuple(self._read_row(int(self._rows[0])).shape)
+        self._row_shape = tuple(self._read_row(int(self._item_indices[0])).shape)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._item_indices)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of all rows, (N, *shape of a row), as of a tensor."""
-        return (len(self._rows), *self._row_shape)
+        return (len(self._item_indices), *self._row_shape)
 
     def is_floating_point(self) -> bool:
         """Return that rows are floating-point numbers, as a tensor's method of this name does."""
@@ -95,18 +95,18 @@ class LazyRows:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "LazyRows":
         """Return the same rows; indexing them reads onto this device, and converts to `dtype`."""
-        other = self.select(torch.arange(len(self)))
-        other._device = device
-        other.dtype = dtype or self.dtype
-        return other
+        copied_rows = self.select(torch.arange(len(self)))
+        copied_rows._device = device
+        copied_rows.dtype = dtype or self.dtype
+        return copied_rows
 
     def select(self, rows: Tensor) -> "LazyRows":
         """Return the rows at these positions, (M,), without reading them."""
         # A plain constructor call would read the first row again.
-        other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other._rows = self._rows[rows.cpu()]
-        return other
+        selected_rows = object.__new__(type(self))
+        vars(selected_rows).update(vars(self))
+        selected_rows._item_indices = self._item_indices[rows.cpu()]
+        return selected_rows
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Tensor:
         """Read the rows at B positions, and return them as a tensor (B, *shape).
@@ -114,76 +114,77 @@ class LazyRows:
         Raises DataError: a row has another shape than the first one, or is not finite.
         """
         positions = rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()
-        items = self._rows[positions].flatten().tolist()
-        if not items:
+        item_indices = self._item_indices[positions].flatten().tolist()
+        if not item_indices:
             return torch.empty((0, *self._row_shape), dtype=self.dtype, device=self._device)
-        rows_B = self._read_rows(items)
+        rows_B = self._read_rows(item_indices)
         is_finite_B = rows_B.flatten(1).isfinite().all(1)
         if not bool(is_finite_B.all()):
-            item = items[int(is_finite_B.int().argmin())]
+            bad_item = item_indices[int(is_finite_B.int().argmin())]
             raise DataError(
-                f"{self._party}: item {item} of its data set is NaN or infinite; mend it, or "
+                f"{self._party}: item {bad_item} of its data set is NaN or infinite; mend it, or "
                 "leave its ID out"
             )
         return send_tensor(rows_B, self._device, self.dtype)
 
-    def _read_rows(self, items: Sequence[int]) -> Tensor:
+    def _read_rows(self, item_indices: Sequence[int]) -> Tensor:
         """Read the items with these B indices in the data set, and return them as (B, *shape).
 
         Several items are read in parallel threads if `workers` is above 1.
         """
-        read = partial(self._read_row, shape=self._row_shape)
-        if self._workers <= 1 or len(items) == 1:
-            return torch.stack([read(item) for item in items])
+        read_item = partial(self._read_row, shape=self._row_shape)
+        if self._workers <= 1 or len(item_indices) == 1:
+            return torch.stack([read_item(item) for item in item_indices])
         with ThreadPoolExecutor(self._workers) as pool:
-            return torch.stack(list(pool.map(read, items)))
+            return torch.stack(list(pool.map(read_item, item_indices)))
 
-    def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
+    def _read_row(self, item_index: int, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return one item as a float32 tensor.
 
-        `number`: index of the item in the data set. `shape`: shape that it must have; None: any.
+        `item_index`: index of the item in the data set. `shape`: shape that it must have; None:
+        any.
 
         Raises DataError: the item is unreadable, no row of numbers, or of another shape.
         """
         try:
-            item = self._dataset[number]
+            item = self._dataset[item_index]
         except Exception as error:
             raise DataError(
-                f"{self._party}: item {number} of its data set cannot be read: "
+                f"{self._party}: item {item_index} of its data set cannot be read: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if self._convert is not None:
-            item = self._convert(item)
+        if self._convert_item is not None:
+            item = self._convert_item(item)
         elif isinstance(item, tuple | list) and item:
             item = item[0]
         if isinstance(item, Mapping):
             raise DataError(
-                f"{self._party}: item {number} of its data set is a {type(item).__name__} with "
+                f"{self._party}: item {item_index} of its data set is a {type(item).__name__} with "
                 f"{', '.join(map(str, item))}; expected one tensor a row: return one of them, or "
                 "several as one, as torch.cat([item['x'], item['mask']]), which forward splits"
             )
         if isinstance(item, str | bytes):
             raise DataError(
-                f"{self._party}: item {number} of its data set is a {type(item).__name__}; "
+                f"{self._party}: item {item_index} of its data set is a {type(item).__name__}; "
                 "expected one tensor a row: let the data set return the numbers of its tokens"
             )
         try:
             row = torch.as_tensor(item, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"{self._party}: item {number} of its data set is a {type(item).__name__}, not a "
-                "tensor or an array of numbers; convert it in the data set, as with "
+                f"{self._party}: item {item_index} of its data set is a {type(item).__name__}, not "
+                "a tensor or an array of numbers; convert it in the data set, as with "
                 "torchvision.transforms.ToTensor()"
             ) from error
         if not row.ndim:
             raise DataError(
-                f"{self._party}: item {number} of its data set is a single number; expected a row, "
-                "a tensor or an array of one or more axes"
+                f"{self._party}: item {item_index} of its data set is a single number; expected a "
+                "row, a tensor or an array of one or more axes"
             )
         if shape is not None and tuple(row.shape) != shape:
             raise DataError(
-                f"{self._party}: item {number} of its data set has the shape {tuple(row.shape)}, "
-                f"the first one {shape}; make all rows of one size"
+                f"{self._party}: item {item_index} of its data set has the shape "
+                f"{tuple(row.shape)}, the first one {shape}; make all rows of one size"
             )
         return row
 
@@ -220,7 +221,7 @@ class MappedRows(LazyRows):
 
     def load_column(self, column: int) -> Tensor:
         """Return one column of flat rows, (N,), on the CPU."""
-        cells = self._array[:, column][self._rows.numpy()]
+        cells = self._array[:, column][self._item_indices.numpy()]
         return torch.from_numpy(cells.astype(np.float32))
 
     def _read_rows(self, items: Sequence[int]) -> Tensor:
@@ -241,18 +242,18 @@ def is_sampled(features: object) -> bool:
     return isinstance(features, MappedRows) and features.dim() == 2
 
 
-def score_in_parts(score: Callable[[Tensor], Tensor], features: Any, rows: Tensor) -> Tensor:
+def score_in_parts(score_rows: Callable[[Tensor], Tensor], features: Any, rows: Tensor) -> Tensor:
     """Return the scores (B, K) of B rows for K classes; lazy rows are loaded a few at a time.
 
     Args:
-        score: function from features (b, *shape) of some rows to their scores (b, K).
+        score_rows: function from features (b, *shape) of some rows to their scores (b, K).
         features: a table's features (N, *shape): a tensor, or lazy rows.
         rows: positions in `features`, (B,).
     """
     if not is_lazy(features):
-        return score(features[rows])
-    rows_at_once = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))
-    return torch.cat([score(features[some_rows]) for some_rows in rows.split(rows_at_once)])
+        return score_rows(features[rows])
+    part_size = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))
+    return torch.cat([score_rows(features[part_rows]) for part_rows in rows.split(part_size)])
 
 
 def read_column(features: Any, column: int) -> Tensor:

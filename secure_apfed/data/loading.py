@@ -19,8 +19,8 @@ from secure_apfed.data.encoding import (
     FeatureEncoding,
     ImageEncoding,
     View,
+    find_view_ranges,
     fit_views,
-    locate_views,
 )
 from secure_apfed.data.files import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.labels import UNLABELLED, TargetScale, move_positive_last
@@ -32,8 +32,8 @@ from secure_apfed.data.partition import (
     deal_people,
     draw_people,
     draw_person_ids,
+    hide_passive_labels,
     make_generator,
-    passive_labels,
     split_rows,
 )
 from secure_apfed.data.records import PartyTable, VerticalData
@@ -59,24 +59,24 @@ def _cut_built_in_set(settings: DataSettings, *, seed: int) -> VerticalData:
     """Read a built-in data set, and return the parties' tables cut from it."""
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
-    chosen = draw_people(
+    chosen_rows = draw_people(
         _group_for_sampling(pool),
-        rows=settings.rows,
-        rows_per_class=settings.rows_per_class,
+        people_count=settings.rows,
+        people_per_class=settings.rows_per_class,
         seed=seed,
     )
-    pool = pool if chosen is None else pool.select_rows(chosen)
+    pool = pool if chosen_rows is None else pool.select_rows(chosen_rows)
     ids = draw_person_ids(len(pool.labels), seed=seed)
-    people = _People(pool, _group_for_sampling(pool), settings, seed)
-    targets = people.fit_target_scale(pool.labels) if labels_are_numbers(settings) else None
+    people = _PeopleDivision(pool, _group_for_sampling(pool), settings, seed)
+    target_scale = people.fit_target_scale(pool.labels) if labels_are_numbers(settings) else None
     tables: list[PartyTable] = []
     for name, rows, features, encoding, views in _encode_parties(pool, dataset, settings, people):
         labels = None
         if settings.has_labels(name):
-            if targets is None:
+            if target_scale is None:
                 labels = torch.from_numpy(people.list_labels(name, rows))
             else:
-                labels = targets.encode(pool.labels[rows], party=name)
+                labels = target_scale.encode(pool.labels[rows], party=name)
         own_ids = tuple(ids[rows].tolist())
         tables.append(PartyTable(name, own_ids, features, labels, encoding, views))
     train_rows, test_rows, labelled = people.split_active_rows()
@@ -92,13 +92,13 @@ def _cut_built_in_set(settings: DataSettings, *, seed: int) -> VerticalData:
     return VerticalData(
         table=tables[0],
         passives=tuple(tables[1:]),
-        targets=targets,
+        targets=target_scale,
         classes=classes,
         train_rows=train_rows,
         test_rows=test_rows,
         labelled=labelled,
         labels_at=settings.labels_at,
-        horizontal=settings.is_horizontal,
+        is_horizontal=settings.is_horizontal,
     )
 
 
@@ -111,13 +111,13 @@ def _group_for_sampling(pool: Pool) -> Rows:
     return np.zeros(len(pool.labels), np.int64) if are_numbers else pool.labels
 
 
-class _People:
+class _PeopleDivision:
     """The division of a pool's people between parties: each party's rows, and the labels it knows.
 
     The pool is the whole data set; rows are positions in it.
 
     Attributes:
-        train: party -> its training rows in the pool.
+        train_rows_by_party: party -> its training rows in the pool.
     """
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
@@ -125,40 +125,48 @@ class _People:
 
         `labels_N`: the class of each row of the pool, by which rows are sampled.
         """
-        self._labels_N = labels_N
+        self._sampling_classes_N = labels_N
         self._settings = settings
         self._seed = seed
         if not isinstance(pool, ImagePool) or pool.official_train is None:
-            train, self._test = split_rows(
+            train_rows, self._test_rows = split_rows(
                 labels_N, settings.test_fraction, seed=seed, split=settings.split
             )
         else:
-            train, self._test = np.split(np.arange(len(labels_N)), [pool.official_train])
-        self._active, *passives = names = party_names(settings)
+            train_rows, self._test_rows = np.split(np.arange(len(labels_N)), [pool.official_train])
+        self._active_name, *passives = names = party_names(settings)
         if settings.is_horizontal:
             rows_by_client = deal_clients(
-                labels_N, train, clients=len(names), limit=settings.limit, seed=seed
+                labels_N,
+                train_rows,
+                client_count=len(names),
+                max_client_rows=settings.limit,
+                seed=seed,
             )
-            self.train = dict(zip(names, rows_by_client, strict=True))
+            self.train_rows_by_party = dict(zip(names, rows_by_client, strict=True))
         else:
             split = deal_people(
-                train,
+                train_rows,
                 overlap=settings.overlap,
-                limit=settings.limit,
+                max_active_rows=settings.limit,
                 seed=seed,
-                aligned=settings.aligned,
+                aligned_row_count=settings.aligned,
             )
-            self.train = dict.fromkeys(passives, np.concatenate([split.shared, split.strangers]))
-            self.train[self._active] = np.concatenate([split.shared, split.active_only])
+            self.train_rows_by_party = dict.fromkeys(
+                passives, np.concatenate([split.shared_rows, split.passive_only_rows])
+            )
+            self.train_rows_by_party[self._active_name] = np.concatenate(
+                [split.shared_rows, split.active_only_rows]
+            )
 
     def list_rows(self, party: str) -> Rows:
         """Return the rows of the pool that a party has, in the order of the party's table.
 
         All parties have the test rows; in a horizontal partition only the active has them.
         """
-        rows = self.train[party]
-        if party == self._active or not self._settings.is_horizontal:
-            rows = np.concatenate([rows, self._test])
+        rows = self.train_rows_by_party[party]
+        if party == self._active_name or not self._settings.is_horizontal:
+            rows = np.concatenate([rows, self._test_rows])
         return make_generator(self._seed, f"order of {party}").permutation(rows)
 
     def list_labels(self, party: str, rows: Rows) -> Rows:
@@ -167,13 +175,13 @@ class _People:
         A label that the party does not know is `UNLABELLED`. The active knows all labels. A passive
         knows no labels of test rows, and only as many others as the settings give it.
         """
-        labels_N = self._labels_N[rows]
-        if party == self._active:
+        labels_N = self._sampling_classes_N[rows]
+        if party == self._active_name:
             return labels_N
-        labels_N = np.where(np.isin(rows, self._test), UNLABELLED, labels_N)
+        labels_N = np.where(np.isin(rows, self._test_rows), UNLABELLED, labels_N)
         labelled = self._settings.labelled
         choice = self._settings.split
-        return passive_labels(labels_N, labelled, seed=self._seed, choice=choice, party=party)
+        return hide_passive_labels(labels_N, labelled, seed=self._seed, choice=choice, party=party)
 
     def split_active_rows(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the training rows, the test rows and the labelled rows of the active's table.
@@ -182,15 +190,22 @@ class _People:
         training rows have a label.
         """
         settings = self._settings
-        rows = self.list_rows(self._active)
-        is_test = np.isin(rows, self._test)
-        train = np.flatnonzero(~is_test)
-        test = torch.from_numpy(np.flatnonzero(is_test))
-        labelled = choose_labelled_rows(
-            self._labels_N[rows[train]], settings.labelled, seed=self._seed, choice=settings.split
+        rows = self.list_rows(self._active_name)
+        is_test = np.isin(rows, self._test_rows)
+        train_positions = np.flatnonzero(~is_test)
+        test_positions = torch.from_numpy(np.flatnonzero(is_test))
+        chosen_positions = choose_labelled_rows(
+            self._sampling_classes_N[rows[train_positions]],
+            settings.labelled,
+            seed=self._seed,
+            choice=settings.split,
         )
-        known = None if labelled is None else torch.from_numpy(train[labelled])
-        return torch.from_numpy(train), test, known
+        labelled_positions = (
+            None
+            if chosen_positions is None
+            else torch.from_numpy(train_positions[chosen_positions])
+        )
+        return torch.from_numpy(train_positions), test_positions, labelled_positions
 
     def fit_target_scale(self, numbers_N: NDArray[Any]) -> TargetScale:
         """Return the mean and scale of the labels of the active's labelled training rows.
@@ -198,14 +213,19 @@ class _People:
         `numbers_N`: the labels of all rows of the pool.
         """
         train, _, labelled = self.split_active_rows()
-        known = (train if labelled is None else labelled).numpy()
+        labelled_positions = (train if labelled is None else labelled).numpy()
         return TargetScale.from_targets(
-            numbers_N[self.list_rows(self._active)][known], party=self._active
+            numbers_N[self.list_rows(self._active_name)][labelled_positions],
+            party=self._active_name,
         )
 
 
 def cut_strips(
-    image: tuple[int, int, int], maximum: int, *, views: int, active_view: int
+    image_shape: tuple[int, int, int],
+    max_pixel_value: int,
+    *,
+    strip_count: int,
+    active_strip_number: int,
 ) -> list[ImageEncoding]:
     """Return the encodings of m horizontal strips of images, the active's strip first.
 
@@ -213,29 +233,32 @@ def cut_strips(
     m) rows of pixels. Remaining rows at the bottom are dropped.
 
     Args:
-        image: channels, height, width.
-        maximum: the largest value of a pixel.
-        views: m.
-        active_view: i, the active's strip, counted from 1 at the top.
+        image_shape: channels, height, width.
+        max_pixel_value: the largest value of a pixel.
+        strip_count: m.
+        active_strip_number: i, the active's strip, counted from 1 at the top.
     """
-    channels, height, width = image
-    strip = height // views
-    order = [active_view, *(view for view in range(1, views + 1) if view != active_view)]
+    channels, height, width = image_shape
+    strip_height = height // strip_count
+    strip_numbers = [
+        active_strip_number,
+        *(view for view in range(1, strip_count + 1) if view != active_strip_number),
+    ]
     return [
         ImageEncoding(
             channels=channels,
             height=height,
             width=width,
-            maximum=maximum,
-            first_row=(view - 1) * strip,
-            end_row=view * strip,
+            maximum=max_pixel_value,
+            first_row=(view - 1) * strip_height,
+            end_row=view * strip_height,
         )
-        for view in order
+        for view in strip_numbers
     ]
 
 
 def _encode_parties(
-    pool: Pool, dataset: DataSet, settings: DataSettings, people: _People
+    pool: Pool, dataset: DataSet, settings: DataSettings, people: _PeopleDivision
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
     """Yield each party's name, rows of the pool, features, encoding, and positions of its views.
 
@@ -253,32 +276,38 @@ def _encode_parties(
         strips = cut_strips(
             (channels, height, width),
             pool.maximum,
-            views=1 if settings.is_horizontal else len(names),
-            active_view=settings.active_view,
+            strip_count=1 if settings.is_horizontal else len(names),
+            active_strip_number=settings.active_view,
         )
         if settings.is_horizontal:  # all parties have the only strip, which is the whole image
             strips *= len(names)
         for name, strip in zip(names, strips, strict=True):
             rows = people.list_rows(name)
             # Images of N rows: C channels, S pixel rows of the strip, width W.
-            cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
-            yield name, rows, strip.encode(cut_NCSW, source=name), strip, {}
+            pixels_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
+            yield name, rows, strip.encode(pixels_NCSW, source=name), strip, {}
         return
-    views = _split_columns(pool, dataset, settings)
+    columns_by_party_and_view = _split_columns(pool, dataset, settings)
     encoding: ColumnEncoding | None = None
     for name in names:
         rows = people.list_rows(name)
         if encoding is None or not settings.is_horizontal:
             is_active = name == names[0]
-            fitted_rows = people.train[name] if is_active else rows
+            fitted_rows = people.train_rows_by_party[name] if is_active else rows
             encoding = fit_views(
                 pool.frame.iloc[fitted_rows],
-                views[name],
+                columns_by_party_and_view[name],
                 categorical=pool.categorical,
                 source=name,
             )
         features = encoding.encode(pool.frame.iloc[rows], source=name)
-        yield name, rows, features, encoding, locate_views(encoding, views[name], source=name)
+        yield (
+            name,
+            rows,
+            features,
+            encoding,
+            find_view_ranges(encoding, columns_by_party_and_view[name], source=name),
+        )
 
 
 def _split_columns(
@@ -297,13 +326,18 @@ def _split_columns(
         return {
             name: {name: ViewColumns(columns=columns)} for name, columns in columns_by_party.items()
         }
-    natural = {
+    natural_columns_by_view = {
         name: ViewColumns(columns=dataset.natural_views[name], sequence=dataset.sequences.get(name))
         for name in settings.explicit_views or dataset.natural_views
     }
     names = party_names(settings)
     if settings.is_horizontal:
-        return dict.fromkeys(names, natural)
-    order = list(natural)
-    order.insert(0, order.pop(settings.active_view - 1))  # the active's view goes first
-    return {name: {view: natural[view]} for name, view in zip(names, order, strict=True)}
+        return dict.fromkeys(names, natural_columns_by_view)
+    views_active_first = list(natural_columns_by_view)
+    views_active_first.insert(
+        0, views_active_first.pop(settings.active_view - 1)
+    )  # the active's view goes first
+    return {
+        name: {view: natural_columns_by_view[view]}
+        for name, view in zip(names, views_active_first, strict=True)
+    }

@@ -31,7 +31,7 @@ from secure_apfed.base.names import column_name
 from secure_apfed.base.working import report_work
 from secure_apfed.data.encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.frames import (
-    LINES,
+    LINES_ATTRIBUTE,
     convert_cells,
     convert_to_pandas,
     is_csv_path,
@@ -56,8 +56,8 @@ BLOCK_ROWS = 2**18
 
 _IDS_PER_BLOCK = 2**16
 _FEATURE_TYPE = np.dtype("<f4")
-_FOLDER = "/var/tmp"  # noqa: S108  # its files have no names
-_ENCODING = "reading, features"  # what progress calls the encoding of rows
+_DEFAULT_FOLDER = "/var/tmp"  # noqa: S108  # its files have no names
+_ENCODING_PROGRESS = "reading, features"  # what progress calls the encoding of rows
 
 
 def is_mapped(settings: DataSettings, name: str) -> bool:
@@ -76,28 +76,29 @@ def is_mapped(settings: DataSettings, name: str) -> bool:
 
 def choose_folder() -> Path:
     """Return the folder of temporary files: TMPDIR, else /var/tmp, else Python's own choice."""
-    if "TMPDIR" not in os.environ and os.access(_FOLDER, os.W_OK):
-        return Path(_FOLDER)
+    if "TMPDIR" not in os.environ and os.access(_DEFAULT_FOLDER, os.W_OK):
+        return Path(_DEFAULT_FOLDER)
     return Path(tempfile.gettempdir())
 
 
-def open_temporary(needed: int, *, party: str, purpose: str) -> IO[bytes]:
+def open_temporary(needed_bytes: int, *, party: str, content_text: str) -> IO[bytes]:
     """Open a temporary file without a name.
 
     Args:
-        needed: bytes that it may take.
+        needed_bytes: bytes that it may take.
         party: name of the table's owner, in the error.
-        purpose: what it will contain, in the error.
+        content_text: what it will contain, in the error.
 
     Raises DataError: the disk has fewer free bytes than are needed.
     """
     folder = choose_folder()
-    free = shutil.disk_usage(folder).free
-    if needed > free:
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
         raise DataError(
-            f"{party}: {purpose} of its table need {needed / 1e9:,.1f} GB of disk, and the folder "
-            f"{folder} has {free / 1e9:,.1f} GB free; make room there, or name another folder in "
-            "the environment variable TMPDIR"
+            f"{party}: {content_text} of its table need {needed_bytes / 1e9:,.1f} GB of disk, and "
+            "the folder "
+            f"{folder} has {free_bytes / 1e9:,.1f} GB free; make room there, or name another "
+            "folder in the environment variable TMPDIR"
         )
     return tempfile.TemporaryFile(dir=folder)
 
@@ -106,17 +107,17 @@ class MappedIds(Sequence[str]):
     """IDs of a table as texts in a memory-mapped file, without one Python object for each.
 
     Args:
-        pieces: the IDs in order, in blocks of any sizes.
+        iterate_blocks: the IDs in order, in blocks of any sizes.
         party: the party's name, for errors.
     """
 
-    def __init__(self, pieces: Iterable[Sequence[str]], *, party: str) -> None:
+    def __init__(self, id_blocks: Iterable[Sequence[str]], *, party: str) -> None:
         """Write all IDs to a temporary file, and map it into memory."""
         schema = pyarrow.schema([("id", pyarrow.large_string())])
         # How many bytes the IDs take is not known before, so free space is not checked.
-        with open_temporary(needed=0, party=party, purpose="the IDs") as file:
+        with open_temporary(needed_bytes=0, party=party, content_text="the IDs") as file:
             with ipc.new_file(file, schema) as writer:
-                for piece in pieces:
+                for piece in id_blocks:
                     texts = pyarrow.array(piece, pyarrow.large_string())
                     writer.write_batch(pyarrow.record_batch([texts], schema=schema))
             file.flush()
@@ -145,7 +146,7 @@ class MappedIds(Sequence[str]):
         return str(self._texts[row].as_py())
 
     def __iter__(self) -> Iterator[str]:
-        for piece in self.pieces():
+        for piece in self.iterate_blocks():
             yield from piece
 
     def __eq__(self, other: object) -> bool:
@@ -155,7 +156,7 @@ class MappedIds(Sequence[str]):
 
     __hash__ = object.__hash__
 
-    def pieces(self) -> Iterator[list[str]]:
+    def iterate_blocks(self) -> Iterator[list[str]]:
         """Yield the IDs in blocks of up to `_IDS_PER_BLOCK`."""
         for start in range(0, len(self), _IDS_PER_BLOCK):
             yield self._texts[start : start + _IDS_PER_BLOCK].to_pylist()
@@ -174,13 +175,13 @@ class ColumnSource(Protocol):
 
     Attributes:
         names: names of the columns, in Unicode NFC.
-        rows: number of rows.
+        row_count: number of rows.
         attrs: attributes of a frame of the table. For CSV files they hold where each row stands,
             for errors.
     """
 
     names: tuple[str, ...]
-    rows: int
+    row_count: int
     attrs: Mapping[str, Any]
 
     def load_column(self, name: str) -> "pd.Series":
@@ -198,18 +199,22 @@ class _ConvertedColumns:
     """
 
     def __init__(
-        self, texts: Sequence[str], words: Sequence[str], source: str, called: str
+        self, texts: Sequence[str], words: Sequence[str], source: str, table_name: str
     ) -> None:
         """Store the rules of conversion; for the arguments see the class."""
         self._texts = texts
         self._words = words
         self._source = source
-        self._called = called
+        self._table_name = table_name
 
     def _convert_column(self, frame: pd.DataFrame, name: str) -> "pd.Series":
         """Convert the only column of this frame, and return it under its name in Unicode NFC."""
         converted = convert_cells(
-            frame, texts=self._texts, words=self._words, source=self._source, called=self._called
+            frame,
+            texts=self._texts,
+            words=self._words,
+            source=self._source,
+            table_name=self._table_name,
         )
         return converted[name]
 
@@ -218,23 +223,30 @@ class _PackedColumns(_ConvertedColumns):
     """The columns of Parquet or Arrow files, or of a query's result."""
 
     def __init__(
-        self, rows: "Dataset", texts: Sequence[str], words: Sequence[str], source: str, called: str
+        self,
+        dataset: "Dataset",
+        texts: Sequence[str],
+        words: Sequence[str],
+        source: str,
+        table_name: str,
     ) -> None:
         """Count the rows, and read the names of the columns.
 
-        `rows`: the opened files. For the other arguments see `_ConvertedColumns`.
+        `dataset`: the opened files. For the other arguments see `_ConvertedColumns`.
         """
-        super().__init__(texts, words, source, called)
-        self._rows = rows
-        names_in_file = convert_to_pandas(rows.schema.empty_table()).columns
-        self._names_in_file = {column_name(name): str(name) for name in names_in_file}
-        self.names = tuple(self._names_in_file)
-        self.rows = int(rows.count_rows())
+        super().__init__(texts, words, source, table_name)
+        self._dataset = dataset
+        names_in_file = convert_to_pandas(dataset.schema.empty_table()).columns
+        self._name_in_file_by_name = {column_name(name): str(name) for name in names_in_file}
+        self.names = tuple(self._name_in_file_by_name)
+        self.row_count = int(dataset.count_rows())
         self.attrs: Mapping[str, Any] = {}
 
     def load_column(self, name: str) -> "pd.Series":
         """Read one column of all files."""
-        frame = load_packed_columns(self._rows, self._texts, columns=[self._names_in_file[name]])
+        frame = load_packed_columns(
+            self._dataset, self._texts, columns=[self._name_in_file_by_name[name]]
+        )
         return self._convert_column(frame, name)
 
 
@@ -250,40 +262,40 @@ class _TextColumns(_ConvertedColumns):
         texts: Sequence[str],
         words: Sequence[str],
         source: str,
-        called: str,
+        table_name: str,
     ) -> None:
         """Store all cells as texts in a temporary file, one block of rows at a time.
 
         `files`: the CSV files. For the other arguments see `_ConvertedColumns`.
         """
-        super().__init__(texts, words, source, called)
+        super().__init__(texts, words, source, table_name)
         size = sum(file.stat().st_size for file in files)
-        self._file = open_temporary(size, party=source, purpose="the cells")
+        self._file = open_temporary(size, party=source, content_text="the cells")
         weakref.finalize(self, self._file.close)
         # A dictionary keeps distinct entries in order: where the rows of all blocks stand.
         lines = dict[Any, None]()
-        self.rows = 0
+        self.row_count = 0
         names_in_file: list[str] = []
         writer: parquet.ParquetWriter | None = None
         for frame in read_text_blocks(files, source, BLOCK_ROWS):
-            lines |= dict.fromkeys(frame.attrs[LINES])
+            lines |= dict.fromkeys(frame.attrs[LINES_ATTRIBUTE])
             names_in_file = list(map(str, frame.columns))
             schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names_in_file])
             if writer is None:
                 writer = parquet.ParquetWriter(self._file, schema)
             frame = frame.set_axis(names_in_file, axis=1)
             writer.write_table(pyarrow.Table.from_pandas(frame, schema, preserve_index=False))
-            self.rows += len(frame)
-            report_work("reading, lines", self.rows, self.rows)
+            self.row_count += len(frame)
+            report_work("reading, lines", self.row_count, self.row_count)
         if writer is not None:
             writer.close()
-        self._names_in_file = {column_name(name): name for name in names_in_file}
-        self.names = tuple(self._names_in_file)
-        self.attrs: Mapping[str, Any] = {LINES: tuple(lines)}
+        self._name_in_file_by_name = {column_name(name): name for name in names_in_file}
+        self.names = tuple(self._name_in_file_by_name)
+        self.attrs: Mapping[str, Any] = {LINES_ATTRIBUTE: tuple(lines)}
 
     def load_column(self, name: str) -> "pd.Series":
         """Read the texts of one column, and convert them."""
-        table = parquet.ParquetFile(self._file).read(columns=[self._names_in_file[name]])
+        table = parquet.ParquetFile(self._file).read(columns=[self._name_in_file_by_name[name]])
         frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()
         frame.attrs.update(self.attrs)
         return self._convert_column(frame, name)
@@ -292,15 +304,15 @@ class _TextColumns(_ConvertedColumns):
 class _StoredColumns:
     """Converted columns in one temporary file, each in blocks of `BLOCK_ROWS` rows."""
 
-    def __init__(self, party: str, needed: int) -> None:
-        """Open the file; `needed`: bytes that the columns may take."""
-        self._file = open_temporary(needed, party=party, purpose="the columns")
+    def __init__(self, party: str, needed_bytes: int) -> None:
+        """Open the file; `needed_bytes`: bytes that the columns may take."""
+        self._file = open_temporary(needed_bytes, party=party, content_text="the columns")
         weakref.finalize(self, self._file.close)
         # By column: offset and number of bytes in the file of each block.
-        self._places: dict[str, list[tuple[int, int]]] = {}
+        self._block_ranges_by_column: dict[str, list[tuple[int, int]]] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._block_ranges_by_column
 
     def write_column(self, name: str, column: "pd.Series") -> None:
         """Store a column, if it can be read back unchanged.
@@ -315,25 +327,27 @@ class _StoredColumns:
         type_when_read = table.schema.empty_table().to_pandas().dtypes.iloc[0]
         if type_when_read != column.dtype:
             return
-        places = []
+        block_ranges = []
         for start in range(0, max(1, len(frame)), BLOCK_ROWS):
             block = table.slice(start, BLOCK_ROWS).combine_chunks()
             offset = self._file.seek(0, os.SEEK_END)
             with ipc.new_stream(self._file, table.schema) as writer:
                 writer.write_table(block)
-            places.append((offset, self._file.tell() - offset))
-        self._places[name] = places
+            block_ranges.append((offset, self._file.tell() - offset))
+        self._block_ranges_by_column[name] = block_ranges
 
     def load_block(self, name: str, block: int) -> pyarrow.Table:
         """Read one block of a column; `block`: number of the block, from 0."""
-        offset, size = self._places[name][block]
+        offset, size = self._block_ranges_by_column[name][block]
         content = os.pread(self._file.fileno(), size, offset)
         return ipc.open_stream(content).read_all()
 
     def load_column(self, name: str) -> "pd.Series":
         """Read all blocks of a column."""
         self._file.flush()
-        blocks = [self.load_block(name, block) for block in range(len(self._places[name]))]
+        blocks = [
+            self.load_block(name, block) for block in range(len(self._block_ranges_by_column[name]))
+        ]
         column: pd.Series = pyarrow.concat_tables(blocks).to_pandas()["cells"]
         return column.rename(name)
 
@@ -356,11 +370,13 @@ class ColumnFiles:
         self._party = party
         # Each column is converted when it is first read, and then read from here. A cell takes up
         # to 8 bytes.
-        self._stored = _StoredColumns(party, source.rows * width * 8)
+        self._column_store = _StoredColumns(party, source.row_count * width * 8)
         self._names = source.names  # of the selected columns
-        self._rows: NDArray[np.int64] | None = None  # the selected rows, ascending; None: all
+        self._selected_rows: NDArray[np.int64] | None = (
+            None  # the selected rows, ascending; None: all
+        )
         # Replaced columns that cannot be stored, of the selected rows.
-        self._replaced: dict[str, pd.Series] = {}
+        self._replacement_by_column: dict[str, pd.Series] = {}
         self.attrs = dict(source.attrs)
 
     @classmethod
@@ -399,7 +415,7 @@ class ColumnFiles:
         return cls(columns, party=source)
 
     def __len__(self) -> int:
-        return self._source.rows if self._rows is None else len(self._rows)
+        return self._source.row_count if self._selected_rows is None else len(self._selected_rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -412,8 +428,8 @@ class ColumnFiles:
     @property
     def index(self) -> "pd.Index[int]":
         """The number of each row in the source."""
-        index = pd.RangeIndex(self._source.rows)
-        return index if self._rows is None else pd.Index(self._rows)
+        index = pd.RangeIndex(self._source.row_count)
+        return index if self._selected_rows is None else pd.Index(self._selected_rows)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -450,10 +466,10 @@ class ColumnFiles:
 
     def __setitem__(self, name: str, column: "pd.Series") -> None:
         """Replace a column of the whole table; not allowed once rows are left out."""
-        assert self._rows is None  # blocks of the store hold all rows of the source
-        self._stored.write_column(name, column)
-        if name not in self._stored:
-            self._replaced[name] = column
+        assert self._selected_rows is None  # blocks of the store hold all rows of the source
+        self._column_store.write_column(name, column)
+        if name not in self._column_store:
+            self._replacement_by_column[name] = column
 
     def __delitem__(self, name: str) -> None:
         self._names = tuple(other for other in self._names if other != name)
@@ -461,41 +477,43 @@ class ColumnFiles:
     def select_rows(self, rows: NDArray[np.int64]) -> "ColumnFiles":
         """Return the table of the rows at these positions, which must ascend."""
         table = self._copy()
-        table._rows = rows if self._rows is None else self._rows[rows]
-        table._replaced = {name: column.iloc[rows] for name, column in self._replaced.items()}
+        table._selected_rows = rows if self._selected_rows is None else self._selected_rows[rows]
+        table._replacement_by_column = {
+            name: column.iloc[rows] for name, column in self._replacement_by_column.items()
+        }
         return table
 
     def encode_rows(
-        self, encoding: ColumnEncoding, *, source: str, counts: CellCounts
+        self, encoding: ColumnEncoding, *, source: str, cell_counts: CellCounts
     ) -> MappedRows:
         """Encode all rows in blocks into a temporary file, and return them memory-mapped, (N, F).
 
         Args:
             encoding: how columns become features.
             source: the party's name, for errors.
-            counts: the numbers of rows, empty cells and ignored cells are added to it.
+            cell_counts: the numbers of rows, empty cells and ignored cells are added to it.
 
         Raises DataError: a cell does not fit the encoding (`ColumnEncoding.encode`); or the disk is
         too small.
         """
         width = encoding.shape[0]
-        needed = len(self) * width * _FEATURE_TYPE.itemsize
-        with open_temporary(needed, party=self._party, purpose="the features") as file:
+        needed_bytes = len(self) * width * _FEATURE_TYPE.itemsize
+        with open_temporary(needed_bytes, party=self._party, content_text="the features") as file:
             blocks = self._iterate_blocks([column.name for column in encoding.columns], source)
-            for features_BF in encoding.encode_blocks(blocks, source=source, counts=counts):
+            for features_BF in encoding.encode_blocks(blocks, source=source, counts=cell_counts):
                 file.write(np.asarray(features_BF.numpy(), _FEATURE_TYPE).tobytes())
-                report_work(_ENCODING, counts.rows, len(self))
+                report_work(_ENCODING_PROGRESS, cell_counts.row_count, len(self))
             file.flush()
-            mapped = np.memmap(file, dtype=_FEATURE_TYPE, mode="r", shape=(len(self), width))
-        return MappedRows(mapped, party=self._party)
+            mapped_NF = np.memmap(file, dtype=_FEATURE_TYPE, mode="r", shape=(len(self), width))
+        return MappedRows(mapped_NF, party=self._party)
 
     def _load_column(self, name: str) -> "pd.Series":
         """Return a column of the selected rows, with their numbers in the source as index."""
-        column = self._replaced.get(name)
+        column = self._replacement_by_column.get(name)
         if column is None:
             column = self._load_whole_column(name)
-            column.index = pd.RangeIndex(self._source.rows)
-            column = column if self._rows is None else column.iloc[self._rows]
+            column.index = pd.RangeIndex(self._source.row_count)
+            column = column if self._selected_rows is None else column.iloc[self._selected_rows]
         column.attrs.update(self.attrs)
         return column
 
@@ -506,12 +524,12 @@ class ColumnFiles:
 
         Raises KeyError: the source has no such column.
         """
-        if name in self._stored:
-            return self._stored.load_column(name)
+        if name in self._column_store:
+            return self._column_store.load_column(name)
         if name not in self._source.names:
             raise KeyError(name)
         column = self._source.load_column(name)
-        self._stored.write_column(name, column)
+        self._column_store.write_column(name, column)
         return column
 
     def _iterate_blocks(self, names: Sequence[str], source: str) -> Iterator[pd.DataFrame]:
@@ -522,21 +540,21 @@ class ColumnFiles:
         """
         wanted = {column_name(name) for name in names}
         own_names = [name for name in self._names if name in wanted]
-        in_memory = self._load_unstorable_columns(own_names)
+        column_in_memory_by_name = self._load_unstorable_columns(own_names)
         rows = self.index.to_numpy()
-        for block, start in enumerate(range(0, self._source.rows, BLOCK_ROWS)):
-            first, end = np.searchsorted(rows, [start, start + BLOCK_ROWS])
-            rows_in_block = rows[first:end] - start
-            cells = dict[str, pd.Series]()
+        for block, start in enumerate(range(0, self._source.row_count, BLOCK_ROWS)):
+            first_selected, end_selected = np.searchsorted(rows, [start, start + BLOCK_ROWS])
+            rows_in_block = rows[first_selected:end_selected] - start
+            cells_by_column = dict[str, pd.Series]()
             for name in own_names:
-                if name in in_memory:
-                    column = in_memory[name].iloc[first:end]
+                if name in column_in_memory_by_name:
+                    column = column_in_memory_by_name[name].iloc[first_selected:end_selected]
                 else:
-                    stored = self._stored.load_block(name, block).to_pandas()["cells"]
-                    column = stored.iloc[rows_in_block]
-                cells[name] = column.reset_index(drop=True)
-            frame = pd.DataFrame(cells)
-            frame.index = pd.Index(rows[first:end])
+                    block_cells = self._column_store.load_block(name, block).to_pandas()["cells"]
+                    column = block_cells.iloc[rows_in_block]
+                cells_by_column[name] = column.reset_index(drop=True)
+            frame = pd.DataFrame(cells_by_column)
+            frame.index = pd.Index(rows[first_selected:end_selected])
             frame.attrs.update(self.attrs)
             yield frame
 
@@ -547,11 +565,11 @@ class ColumnFiles:
         """
         in_memory = dict[str, pd.Series]()
         for name in names:
-            if name in self._replaced:
+            if name in self._replacement_by_column:
                 in_memory[name] = self._load_column(name)
-            elif name not in self._stored:
+            elif name not in self._column_store:
                 column = self._load_column(name)  # stores the column, if it can be stored
-                if name not in self._stored:
+                if name not in self._column_store:
                     in_memory[name] = column
         return in_memory
 
@@ -559,7 +577,7 @@ class ColumnFiles:
         """Return the same table as another object, over the same files."""
         other = object.__new__(ColumnFiles)
         vars(other).update(vars(self))
-        other._replaced = dict(self._replaced)
+        other._replacement_by_column = dict(self._replacement_by_column)
         return other
 
 

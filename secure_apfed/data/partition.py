@@ -62,7 +62,7 @@ def split_rows(
 
 def choose_labelled_rows(
     labels_T: Rows,
-    wanted: float | None,
+    wanted_count_or_share: float | None,
     *,
     seed: int,
     choice: str = "by_class",
@@ -74,8 +74,8 @@ def choose_labelled_rows(
 
     Args:
         labels_T: classes of the training rows, `UNLABELLED` for a row without a label.
-        wanted: a number of rows, or a share (below 1) of the rows with a label; None: all rows with
-            a label.
+        wanted_count_or_share: a number of rows, or a share (below 1) of the rows with a label;
+            None: all rows with a label.
         seed: seed of the choice.
         choice: "by_class" takes one row of each class first, and then keeps the classes' shares;
             "at_random" ignores classes.
@@ -84,35 +84,38 @@ def choose_labelled_rows(
 
     Raises DataError: fewer rows are wanted than there are classes, or more than have a label.
     """
-    known = np.flatnonzero(labels_T != UNLABELLED)
-    if wanted is None:
-        return None if len(known) == len(labels_T) else known
-    count = round(wanted * len(known)) if wanted < 1 else int(wanted)
-    classes = np.unique(labels_T[known])
-    if not len(classes) <= count <= len(known):
-        where = f" at {party}" if party is not None else ""
+    labelled_rows = np.flatnonzero(labels_T != UNLABELLED)
+    if wanted_count_or_share is None:
+        return None if len(labelled_rows) == len(labels_T) else labelled_rows
+    count = int(wanted_count_or_share)
+    if wanted_count_or_share < 1:  # a share of the labelled rows
+        count = round(wanted_count_or_share * len(labelled_rows))
+    classes = np.unique(labels_T[labelled_rows])
+    if not len(classes) <= count <= len(labelled_rows):
+        party_text = f" at {party}" if party is not None else ""
         remedy = "give some of them a label"
-        if len(known):
+        if len(labelled_rows):
             remedy = (
-                f"say {len(classes)} to {len(known)}, or leave data.labelled out to learn from all"
+                f"say {len(classes)} to {len(labelled_rows)}, or leave data.labelled out to learn "
+                "from all"
             )
         raise DataError(
-            f"data.labelled: {count} labelled rows are wanted{where}, at least one for each of "
-            f"{len(classes)} classes; {len(known)} training rows have a label: {remedy}"
+            f"data.labelled: {count} labelled rows are wanted{party_text}, at least one for each "
+            f"of {len(classes)} classes; {len(labelled_rows)} training rows have a label: {remedy}"
         )
     purpose = f"labelled {party}" if party is not None else "labelled"
-    shuffled = make_generator(seed, purpose).permutation(known)
+    shuffled_rows = make_generator(seed, purpose).permutation(labelled_rows)
     if choice == "at_random":
-        return np.sort(shuffled[:count])
+        return np.sort(shuffled_rows[:count])
     # Row k of a class with share s has rank k / s: one of each class first, then by the shares.
-    queues = [shuffled[labels_T[shuffled] == label] for label in classes]
-    ranks = [np.arange(len(queue)) / (len(queue) / len(known)) for queue in queues]
+    rows_by_class = [shuffled_rows[labels_T[shuffled_rows] == label] for label in classes]
+    ranks = [np.arange(len(rows)) / (len(rows) / len(labelled_rows)) for rows in rows_by_class]
     order = np.argsort(np.concatenate(ranks), kind="stable")
-    return np.sort(np.concatenate(queues)[order[:count]])
+    return np.sort(np.concatenate(rows_by_class)[order[:count]])
 
 
-def passive_labels(
-    labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
+def hide_passive_labels(
+    labels_N: Rows, wanted_count_or_share: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
     """Return the labels (N,) that a passive may use in training.
 
@@ -120,17 +123,20 @@ def passive_labels(
 
     Args:
         labels_N: classes of the passive's rows, `UNLABELLED` for a row without a label.
-        wanted: a number of rows, or a share (below 1) of the rows with a label; None: all.
+        wanted_count_or_share: a number of rows, or a share (below 1) of the rows with a label;
+            None: all.
         seed: seed of the choice.
         choice: "by_class", which keeps the classes' shares, or "at_random".
         party: the passive's name.
     """
-    chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
-    if chosen is None:
+    chosen_rows = choose_labelled_rows(
+        labels_N, wanted_count_or_share, seed=seed, choice=choice, party=party
+    )
+    if chosen_rows is None:
         return labels_N
-    known_N = np.full_like(labels_N, UNLABELLED)
-    known_N[chosen] = labels_N[chosen]
-    return known_N
+    known_labels_N = np.full_like(labels_N, UNLABELLED)
+    known_labels_N[chosen_rows] = labels_N[chosen_rows]
+    return known_labels_N
 
 
 def draw_person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
@@ -140,18 +146,20 @@ def draw_person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
 
 
 def cut_columns(
-    available: Sequence[str], chosen: Mapping[str, Sequence[int | str]]
+    all_columns: Sequence[str], columns_by_party: Mapping[str, Sequence[int | str]]
 ) -> dict[str, tuple[str, ...]]:
     """Return the names of each party's columns, by party; the active comes first.
 
-    `available`: names of all columns. `chosen`: columns by party, as names or indices.
+    `all_columns`: names of all columns. `columns_by_party`: columns by party, as names or indices.
 
     Raises ConfigError: a party has no column, a column is unknown, or a column is listed twice.
     """
-    parties = {BUILT_IN_ACTIVE_NAME: chosen[BUILT_IN_ACTIVE_NAME]} | dict(chosen)
+    columns_active_first = {BUILT_IN_ACTIVE_NAME: columns_by_party[BUILT_IN_ACTIVE_NAME]} | dict(
+        columns_by_party
+    )
     names_by_party = {
-        party: tuple(_find_column(available, column, party) for column in columns)
-        for party, columns in parties.items()
+        party: tuple(_find_column(all_columns, column, party) for column in columns)
+        for party, columns in columns_active_first.items()
     }
     owner_by_column: dict[str, str] = {}
     for party, names in names_by_party.items():
@@ -167,148 +175,178 @@ def cut_columns(
     return names_by_party
 
 
-def _find_column(available: Sequence[str], column: int | str, party: str) -> str:
+def _find_column(all_columns: Sequence[str], column: int | str, party: str) -> str:
     """Return the column with this name or index. Raises ConfigError: no such column.
 
-    `available`: names of all columns.
+    `all_columns`: names of all columns.
     """
     if isinstance(column, int):
-        if 0 <= column < len(available):
-            return available[column]
-        request = f"column {column}, the set has 0 to {len(available) - 1}"
-    elif column in available:
+        if 0 <= column < len(all_columns):
+            return all_columns[column]
+        request = f"column {column}, the set has 0 to {len(all_columns) - 1}"
+    elif column in all_columns:
         return column
     else:
-        request = f"{column!r}; the set has {', '.join(available)}"
+        request = f"{column!r}; the set has {', '.join(all_columns)}"
     raise ConfigError(f"columns: {party} asks for {request}")
 
 
-class Holdings(NamedTuple):
+class PeopleDivision(NamedTuple):
     """A division of the pool's training rows among the parties.
 
     The pool is the whole data set. Rows are positions in it, in a random order that is not yet the
     order of any party's table.
 
     Attributes:
-        shared: rows that the active and all passives have.
-        active_only: rows that only the active has.
-        strangers: rows that all passives have, and the active lacks. With them a simulation also
-            shows that the active does not learn whom passives have in common.
+        shared_rows: rows that the active and all passives have.
+        active_only_rows: rows that only the active has.
+        passive_only_rows: rows that all passives have, and the active lacks. With them a simulation
+            also shows that the active does not learn whom passives have in common.
     """
 
-    shared: Rows
-    active_only: Rows
-    strangers: Rows
+    shared_rows: Rows
+    active_only_rows: Rows
+    passive_only_rows: Rows
 
 
-def count_shared_rows(rows: int, overlap: float) -> int:
+def count_shared_rows(row_count: int, overlap: float) -> int:
     """Return floor(overlap * rows), exact for a decimal overlap such as 0.7."""
-    return math.floor(Fraction(str(overlap)) * rows)
+    return math.floor(Fraction(str(overlap)) * row_count)
+
+
+def _count_active_rows(row_count: int, overlap: float) -> int:
+    """Return the most rows A that the active can have of `row_count` rows.
+
+    Besides them the passives need A - floor(overlap * A) rows that the active lacks.
+    """
+    active_row_count = math.floor(row_count / (2 - Fraction(str(overlap))))
+    # The number of shared rows is rounded down, so this may be one row too many.
+    while 2 * active_row_count - count_shared_rows(active_row_count, overlap) > row_count:
+        active_row_count -= 1
+    return active_row_count
 
 
 def draw_people(
-    labels_N: Rows, *, rows: int | None, rows_per_class: int | None, seed: int
+    labels_N: Rows, *, people_count: int | None, people_per_class: int | None, seed: int
 ) -> Rows | None:
     """Return the positions of randomly chosen people, ascending; None: all are kept.
 
     Args:
         labels_N: classes of all people.
-        rows: number of people to choose from all; None: `rows_per_class` decides.
-        rows_per_class: number of people to choose from each class; used only without `rows`.
+        people_count: number of people to choose from all; None: `people_per_class` decides.
+        people_per_class: number of people to choose from each class; used only without
+            `people_count`.
         seed: seed of the choice.
 
     Raises DataError: fewer people are in the set, or in a class, than are asked for.
     """
-    if rows is None and rows_per_class is None:
+    if people_count is None and people_per_class is None:
         return None
     order = make_generator(seed, "drawn people").permutation(len(labels_N))
     groups = [order]
-    if not rows:
+    if not people_count:
         groups = [order[labels_N[order] == label] for label in np.unique(labels_N)]
-    wanted = rows or rows_per_class or 0  # people from each group
-    available = min(map(len, groups))
-    if wanted > available:
+    wanted_per_group = people_count or people_per_class or 0  # people from each group
+    smallest_group_size = min(map(len, groups))
+    if wanted_per_group > smallest_group_size:
         raise DataError(
-            f"data.{'rows' if rows else 'rows_per_class'}: {wanted} people are wanted, and the set "
-            f"has {available}{'' if rows else ' of its smallest class'}; ask for fewer"
+            f"data.{'rows' if people_count else 'rows_per_class'}: {wanted_per_group} people are "
+            "wanted, and the set "
+            f"has {smallest_group_size}{'' if people_count else ' of its smallest class'}; ask for "
+            "fewer"
         )
-    return np.sort(np.concatenate([group[:wanted] for group in groups]))
+    return np.sort(np.concatenate([group[:wanted_per_group] for group in groups]))
 
 
 def deal_people(
-    train_rows: Rows, *, overlap: float, limit: int | None, seed: int, aligned: int | None = None
-) -> Holdings:
+    train_rows: Rows,
+    *,
+    overlap: float,
+    max_active_rows: int | None,
+    seed: int,
+    aligned_row_count: int | None = None,
+) -> PeopleDivision:
     """Choose the people of the active and of the passives from T training rows of the pool.
 
     Every party gets A rows. S = floor(overlap * A) of them are shared by all parties. The passives'
-    other A - S rows are strangers, whom the active lacks. So A + (A - S) <= T must hold, and A is
-    the largest such number (at most `limit`). The active therefore trains on only about
-    T / (2 - overlap) rows. The strangers are needed: if the active knew all people of a passive,
-    alignment would look too easy.
+    other A - S rows are passive-only: the active lacks them. So A + (A - S) <= T must hold, and A
+    is the largest such number (at most `max_active_rows`). The active therefore trains on only
+    about T / (2 - overlap) rows. The passive-only rows are needed: if the active knew all people of
+    a passive, alignment would look too easy.
 
-    With `aligned` the active gets all training rows (at most `limit`). `aligned` of them are
-    shared, and there are no strangers.
+    With `aligned_row_count` the active gets all training rows (at most `max_active_rows`).
+    `aligned_row_count` of them are shared, and there are no passive-only rows.
 
     Args:
         train_rows: T positions in the pool.
         overlap: share of the active's rows that all parties have, in (0, 1].
-        limit: the most rows of the active; None: no limit.
+        max_active_rows: the most rows of the active; None: no limit.
         seed: seed of the choice.
-        aligned: number of shared rows, in place of `overlap`; None: `overlap` decides.
+        aligned_row_count: number of shared rows, in place of `overlap`; None: `overlap` decides.
 
     Raises DataError: nobody would be shared, or more people are wanted than the active has.
     """
-    rows = make_generator(seed, "people").permutation(train_rows)
-    active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
-    # The number of shared rows is rounded down, so T / (2 - overlap) may be one row too many.
-    while 2 * active - count_shared_rows(active, overlap) > len(rows):
-        active -= 1
-    active = min(active, limit or active)
-    shared = count_shared_rows(active, overlap) if aligned is None else aligned
-    if not shared:
+    shuffled_rows = make_generator(seed, "people").permutation(train_rows)
+    active_row_count = len(shuffled_rows)
+    if aligned_row_count is None:
+        active_row_count = _count_active_rows(len(shuffled_rows), overlap)
+    active_row_count = min(active_row_count, max_active_rows or active_row_count)
+    shared_row_count = aligned_row_count
+    if shared_row_count is None:
+        shared_row_count = count_shared_rows(active_row_count, overlap)
+    if not shared_row_count:
         raise DataError(
-            f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; "
-            "raise overlap or limit"
+            f"overlap {overlap} of {active_row_count} training rows leaves nobody whom all parties "
+            "know; raise overlap or limit"
         )
-    if shared > active:
+    if shared_row_count > active_row_count:
         raise DataError(
-            f"data.aligned: {shared} aligned people are wanted, and the active has {active} "
-            "training rows; ask for fewer, or for more rows"
+            f"data.aligned: {shared_row_count} aligned people are wanted, and the active has "
+            f"{active_row_count} training rows; ask for fewer, or for more rows"
         )
-    end = 2 * active - shared if aligned is None else active
-    return Holdings(rows[:shared], rows[shared:active], rows[active:end])
+    passive_rows_end = (
+        2 * active_row_count - shared_row_count if aligned_row_count is None else active_row_count
+    )
+    return PeopleDivision(
+        shuffled_rows[:shared_row_count],
+        shuffled_rows[shared_row_count:active_row_count],
+        shuffled_rows[active_row_count:passive_rows_end],
+    )
 
 
 def deal_clients(
-    labels_N: Rows, train_rows: Rows, *, clients: int, limit: int | None, seed: int
+    labels_N: Rows, train_rows: Rows, *, client_count: int, max_client_rows: int | None, seed: int
 ) -> tuple[Rows, ...]:
     """Return the training rows of each client of a horizontal partition.
 
     All clients get equally many rows, and about equally many of each class. Each class is shuffled
-    and dealt in turns. Rows that do not divide evenly, or exceed a client's `limit`, are left out,
-    from each class in proportion. The rows are not yet in the order of a client's table. Source:
-    FedMV, section 8.2.
+    and dealt in turns. Rows that do not divide evenly, or exceed a client's `max_client_rows`, are
+    left out, from each class in proportion. The rows are not yet in the order of a client's table.
+    Source: FedMV, section 8.2.
 
     Args:
         labels_N: classes of all rows of the pool, which is the whole data set.
         train_rows: positions of the training rows in the pool.
-        clients: number of clients.
-        limit: the most rows of a client; None: no limit.
+        client_count: number of clients.
+        max_client_rows: the most rows of a client; None: no limit.
         seed: seed of the shuffle.
 
     Raises DataError: fewer rows than clients.
     """
     order = make_generator(seed, "clients").permutation(train_rows)
     rows_by_class = order[np.argsort(labels_N[order], kind="stable")]
-    size = min(len(rows_by_class) // clients, limit or len(rows_by_class))
-    if not size:
+    client_row_count = min(
+        len(rows_by_class) // client_count, max_client_rows or len(rows_by_class)
+    )
+    if not client_row_count:
         raise DataError(
-            f"clients: {len(rows_by_class)} training rows are too few for {clients} clients; ask "
-            "for fewer clients or more rows"
+            f"clients: {len(rows_by_class)} training rows are too few for {client_count} clients; "
+            "ask for fewer clients or more rows"
         )
-    rows_by_client = (rows_by_class[client::clients] for client in range(clients))
+    rows_by_client = (rows_by_class[client::client_count] for client in range(client_count))
     # A client's rows are cut into `size` equal sections, and the middle row of each is taken. As
     # rows are ordered by class, this leaves out rows of each class in proportion.
     return tuple(
-        rows[(2 * np.arange(size) + 1) * len(rows) // (2 * size)] for rows in rows_by_client
+        rows[(2 * np.arange(client_row_count) + 1) * len(rows) // (2 * client_row_count)]
+        for rows in rows_by_client
     )

@@ -163,13 +163,13 @@ class VerticalData(OwnData):
 
     Attributes:
         labels_at: passives that hold labels, too.
-        horizontal: every party has all features and labels, of different people; nothing is
+        is_horizontal: every party has all features and labels, of different people; nothing is
             aligned.
     """
 
     passives: tuple[PartyTable, ...]
     labels_at: tuple[str, ...] = ()
-    horizontal: bool = False
+    is_horizontal: bool = False
 
     @property
     def active(self) -> PartyTable:
@@ -203,7 +203,7 @@ class VerticalData(OwnData):
         `rule`: a function that normalises an ID before the comparison. A horizontal partition is
         not checked, as its parties have different people.
         """
-        if not self.horizontal:
+        if not self.is_horizontal:
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})
 
     def __post_init__(self) -> None:
@@ -245,22 +245,24 @@ class VerticalData(OwnData):
         """
         name = table.name
         labels_N = table.labels
-        reason = "the partition is horizontal" if self.horizontal else "it is in labels_at"
-        must_hold_labels = self.horizontal or name in self.labels_at
-        if labels_N is None and must_hold_labels:
+        reason = "the partition is horizontal" if self.is_horizontal else "it is in labels_at"
+        needs_labels = self.is_horizontal or name in self.labels_at
+        if labels_N is None and needs_labels:
             raise DataError(f"{name}: {reason}, and it has no labels; give it those of its rows")
-        if labels_N is not None and not must_hold_labels:
+        if labels_N is not None and not needs_labels:
             raise DataError(
                 f"{name} is passive and holds no labels; give it None, or name it in labels_at"
             )
         if labels_N is not None:
-            known = labels_N[labels_N != UNLABELLED]
-            if not len(known) or not bool(((known >= 0) & (known < len(self.classes))).all()):
+            known_labels = labels_N[labels_N != UNLABELLED]
+            if not len(known_labels) or not bool(
+                ((known_labels >= 0) & (known_labels < len(self.classes))).all()
+            ):
                 raise DataError(
-                    f"{name}: {len(known)} of its rows have a label, at least one is needed, and "
-                    f"all of 0 to {len(self.classes) - 1}"
+                    f"{name}: {len(known_labels)} of its rows have a label, at least one is "
+                    f"needed, and all of 0 to {len(self.classes) - 1}"
                 )
-        if self.horizontal and table.layout != self.active.layout:
+        if self.is_horizontal and table.layout != self.active.layout:
             raise DataError(
                 f"{name}: under a horizontal partition all parties have the same features in the "
                 f"same order and the same views; those of {name} are others than "
@@ -301,13 +303,13 @@ class VerticalData(OwnData):
 
         Labels must be known, and finite, at labelled training rows and at test rows.
         """
-        needed = labels_N[torch.cat([self.labelled_rows, self.test_rows])]
+        needed_labels = labels_N[torch.cat([self.labelled_rows, self.test_rows])]
         if not labels_N.is_floating_point() or self.classes:
             raise DataError(
                 f"{self.active.name}: labels that are numbers are float32 and have no classes, got "
                 f"{labels_N.dtype} and {len(self.classes)} classes"
             )
-        if not bool((needed.isfinite() & (needed != UNLABELLED)).all()):
+        if not bool((needed_labels.isfinite() & (needed_labels != UNLABELLED)).all()):
             raise DataError(
                 f"{self.active.name}: a labelled training row or a test row has no number as its "
                 "label; leave these rows out"
@@ -315,7 +317,7 @@ class VerticalData(OwnData):
 
 
 def check_distinct(
-    ids: Sequence[str], *, party: str, place: Callable[[int], str] = "row {} (from 0)".format
+    ids: Sequence[str], *, party: str, describe_row: Callable[[int], str] = "row {} (from 0)".format
 ) -> None:
     """Raise DataError if an ID occurs twice.
 
@@ -325,7 +327,7 @@ def check_distinct(
     Args:
         ids: one ID a row; a tuple, or a sequence that reads from disk.
         party: name of the owner, for the error.
-        place: function that describes a row's position in words, for the error.
+        describe_row: function that describes a row's position in words, for the error.
     """
     hashes_N = np.fromiter(map(hash, ids), np.int64, count=len(ids))
     in_order = np.sort(hashes_N)
@@ -340,7 +342,7 @@ def check_distinct(
     rows = [row for row, text in candidates.items() if text == repeated[0]]
     raise DataError(
         f"{party}: {len(repeated)} IDs occur more than once, the first in "
-        f"{', '.join(map(place, rows[:5]))}; each row needs its own ID, or name more ID "
+        f"{', '.join(map(describe_row, rows[:5]))}; each row needs its own ID, or name more ID "
         "columns"
     )
 
@@ -414,13 +416,13 @@ def _encode_views(views: Mapping[str, View]) -> dict[str, tuple[object, ...]]:
     return {name: astuple(view) for name, view in views.items()}
 
 
-def _parse_view(first: int, end: int, sequence: list[int] | None) -> View:
+def _parse_view(first_feature: int, end_feature: int, sequence: list[int] | None) -> View:
     """Return a view from the plain values that `_encode_views` wrote.
 
-    `first`, `end`: the range of features of the view. `sequence`: its number of steps and of
-    channels; None: the view is not a sequence.
+    `first_feature`, `end_feature`: the range of features of the view. `sequence`: its number of
+    steps and of channels; None: the view is not a sequence.
     """
     if sequence is None:
-        return View(int(first), int(end))
+        return View(int(first_feature), int(end_feature))
     steps, channels = sequence
-    return View(int(first), int(end), (int(steps), int(channels)))
+    return View(int(first_feature), int(end_feature), (int(steps), int(channels)))

@@ -34,15 +34,15 @@ from secure_apfed.errors import ApfedError, ConfigError, DataError
 ARRAY_FILES = (".npy", ".npz", ".safetensors")
 """Suffixes of files that contain arrays."""
 
-IN_MEMORY = 2**28
+MAX_BYTES_IN_MEMORY = 2**28
 """Bytes of a .npy file that is read as a whole; a larger one is memory-mapped."""
-_GREYS = ("1", "L", "LA")
+_GREY_MODES = ("1", "L", "LA")
 """Pillow's modes of images without colours."""
 _NUMBER_KINDS = "biuf"
 """NumPy's kinds of types that are real numbers: bool, signed and unsigned integers, floats."""
-_ROWS = "rows"
-_IDS = "ids"
-_LABELS = "labels"
+_ROWS_ARRAY = "rows"
+_IDS_ARRAY = "ids"
+_LABELS_ARRAY = "labels"
 
 Features: TypeAlias = Tensor | LazyRows
 MakeRows: TypeAlias = Callable[..., Any]
@@ -106,10 +106,10 @@ class ImageFiles:
                 "images of a folder are read by Pillow, which is not installed; run: "
                 f"{install_extra('images')}"
             ) from error
-        self._open = Image.open
+        self._open_image = Image.open
         self._folder = Path(folder)
-        self._names = [str(name) for name in names]
-        for name in self._names:
+        self._file_names = [str(name) for name in names]
+        for name in self._file_names:
             path = PurePath(name)
             if path.is_absolute() or ".." in path.parts:
                 raise DataError(
@@ -122,21 +122,21 @@ class ImageFiles:
         self._size = size
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._file_names)
 
     def __getitem__(self, index: int) -> Tensor:
         """Read one image, converted and resized, (C, H, W) in 0 to 1.
 
         Raises DataError: its pixels are integers or floats of more than 8 bits.
         """
-        with self._open(self._folder / self._names[index]) as image:
+        with self._open_image(self._folder / self._file_names[index]) as image:
             if image.mode[0] in "IF":  # pixels of 16 or 32 bits, which "L" would cut off at 255
                 raise DataError(
-                    f"{self._names[index]} has pixels of mode {image.mode}; save it with 8 bits a "
-                    "channel, or read it in a data set of your own"
+                    f"{self._file_names[index]} has pixels of mode {image.mode}; save it with 8 "
+                    "bits a channel, or read it in a data set of your own"
                 )
-            own_mode = "L" if image.mode in _GREYS else "RGB"
-            pixels = image.convert(self._mode or own_mode)
+            mode_of_image = "L" if image.mode in _GREY_MODES else "RGB"
+            pixels = image.convert(self._mode or mode_of_image)
             if self._size is not None:
                 height, width = self._size
                 pixels = pixels.resize((width, height))
@@ -170,8 +170,8 @@ def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
         if kind == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: arrays[name] for name in arrays.files}
-        is_large = path.stat().st_size > IN_MEMORY
-        return {_ROWS: np.load(path, mmap_mode="c" if is_large else None, allow_pickle=False)}
+        is_large = path.stat().st_size > MAX_BYTES_IN_MEMORY
+        return {_ROWS_ARRAY: np.load(path, mmap_mode="c" if is_large else None, allow_pickle=False)}
     except (OSError, SafetensorError) as error:
         raise DataError(f"{party}: {path} cannot be read ({error}); check the path") from error
     except (ValueError, EOFError) as error:
@@ -309,24 +309,25 @@ def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool
     features = make_features(_pick_rows(arrays, path, party=party), party=party)
     if has_table:
         return OwnRows(features=features)
-    needed = [_IDS, _LABELS] if has_labels else [_IDS]
-    if absent := [name for name in needed if name not in arrays]:
+    needed_arrays = [_IDS_ARRAY, _LABELS_ARRAY] if has_labels else [_IDS_ARRAY]
+    if absent_arrays := [name for name in needed_arrays if name not in arrays]:
         raise DataError(
-            f"{party}: {path} has no array {' and '.join(absent)}, only {', '.join(arrays)}; add "
+            f"{party}: {path} has no array {' and '.join(absent_arrays)}, only "
+            f"{', '.join(arrays)}; add "
             f"it, or name a table with IDs and labels: data.parties.{party}.file"
         )
-    labels = list_cells(arrays[_LABELS]) if has_labels else None
-    return OwnRows(features=features, ids=list_cells(arrays[_IDS]), labels=labels)
+    labels = list_cells(arrays[_LABELS_ARRAY]) if has_labels else None
+    return OwnRows(features=features, ids=list_cells(arrays[_IDS_ARRAY]), labels=labels)
 
 
 def make_code_rows(
-    make: MakeRows, *, party: str, ids: Sequence[str] | None, has_labels: bool
+    make_rows: MakeRows, *, party: str, ids: Sequence[str] | None, has_labels: bool
 ) -> OwnRows:
     """Return the rows that a party's user-defined function makes.
 
     Args:
-        make: the function. If the party has a table, it returns the rows of the table's lines, in
-            their order; it may take their IDs as its argument `ids`. Without a table it takes
+        make_rows: the function. If the party has a table, it returns the rows of the table's lines,
+            in their order; it may take their IDs as its argument `ids`. Without a table it takes
             nothing and returns a tuple: IDs and rows, and labels at a party that holds labels.
         party: the party's name.
         ids: IDs of the party's table; None: it has none.
@@ -335,25 +336,30 @@ def make_code_rows(
     Raises DataError: the code fails, or returns something else.
     """
     if ids is not None:
-        takes_ids = "ids" in inspect.signature(make).parameters
-        rows = _call_code(make, party, ids=ids) if takes_ids else _call_code(make, party)
+        has_ids_argument = "ids" in inspect.signature(make_rows).parameters
+        rows = (
+            _call_code(make_rows, party, ids=ids)
+            if has_ids_argument
+            else _call_code(make_rows, party)
+        )
         if isinstance(rows, tuple):
             raise DataError(
-                f"{party}: {_name_code(make)} returns a tuple beside a table, which has the IDs; "
-                f"return the rows alone, or leave data.parties.{party}.file out"
+                f"{party}: {_name_code(make_rows)} returns a tuple beside a table, which has the "
+                f"IDs; return the rows alone, or leave data.parties.{party}.file out"
             )
         return OwnRows(features=make_features(rows, party=party))
-    result = _call_code(make, party)
-    expected = ("ids", "rows", "labels") if has_labels else ("ids", "rows")
-    if not isinstance(result, tuple) or len(result) != len(expected):
-        got = (
+    result = _call_code(make_rows, party)
+    expected_parts = ("ids", "rows", "labels") if has_labels else ("ids", "rows")
+    if not isinstance(result, tuple) or len(result) != len(expected_parts):
+        result_text = (
             f"a tuple of {len(result)}"
             if isinstance(result, tuple)
             else f"a {type(result).__name__}"
         )
         raise DataError(
-            f"{party}: {_name_code(make)} returns {got}; without a table it returns "
-            f"({', '.join(expected)}); name a table that has the IDs as data.parties.{party}.file"
+            f"{party}: {_name_code(make_rows)} returns {result_text}; without a table it returns "
+            f"({', '.join(expected_parts)}); name a table that has the IDs as "
+            f"data.parties.{party}.file"
         )
     own_ids, rows, *labels = result
     return OwnRows(
@@ -363,30 +369,30 @@ def make_code_rows(
     )
 
 
-def _call_code(make: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
+def _call_code(make_rows: MakeRows, party: str, **arguments: Sequence[str]) -> Any:
     """Call a party's user-defined function with these arguments, and return its result.
 
     Raises DataError: the function fails. The message gives its error, and the file and line. Errors
     of this library (`ApfedError`) pass unchanged.
     """
     try:
-        return make(**arguments)
+        return make_rows(**arguments)
     except ApfedError:
         raise
     except Exception as error:
         line = find_failed_line(error)
         raise DataError(
-            f"{party}: {_name_code(make)} fails{f' in {line}' if line else ''}: "
+            f"{party}: {_name_code(make_rows)} fails{f' in {line}' if line else ''}: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
-def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) -> LazyRows:
+def load_images(folder: Path, file_names: Sequence[Any], *, column: str, party: str) -> LazyRows:
     """Return the images that the cells of a column name, read when a step needs them.
 
     Args:
         folder: where the files are.
-        names: the column's cells: for each row the name of its file, relative to the folder.
+        file_names: the column's cells: for each row the name of its file, relative to the folder.
         column: the column's name, for errors.
         party: name of the party, for errors.
 
@@ -395,13 +401,15 @@ def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) 
         DataError: a cell is empty, a name leads out of the folder, or the first image cannot be
             read.
     """
-    empty = [row for row, name in enumerate(names) if pd.isna(name) or not str(name).strip()]
-    if empty:
+    rows_without_name = [
+        row for row, name in enumerate(file_names) if pd.isna(name) or not str(name).strip()
+    ]
+    if rows_without_name:
         raise DataError(
-            f"{party}: column {column!r} names no image in {len(empty)} rows, the first is "
-            f"row {empty[0]} (from 0); name one, or leave the rows out"
+            f"{party}: column {column!r} names no image in {len(rows_without_name)} rows, the "
+            f"first is row {rows_without_name[0]} (from 0); name one, or leave the rows out"
         )
-    return LazyRows(ImageFiles(folder, [str(name) for name in names]), party=party)
+    return LazyRows(ImageFiles(folder, [str(name) for name in file_names]), party=party)
 
 
 def list_cells(values: Any) -> list[Any]:
@@ -414,17 +422,17 @@ def _pick_rows(arrays: Mapping[str, Any], path: Path, *, party: str) -> Any:
 
     Raises DataError: there are several such arrays, or none.
     """
-    if _ROWS in arrays:
-        return arrays[_ROWS]
-    others = [name for name in arrays if name not in (_IDS, _LABELS)]
-    if len(others) != 1:
+    if _ROWS_ARRAY in arrays:
+        return arrays[_ROWS_ARRAY]
+    other_arrays = [name for name in arrays if name not in (_IDS_ARRAY, _LABELS_ARRAY)]
+    if len(other_arrays) != 1:
         raise DataError(
             f"{party}: {path} holds the arrays {', '.join(arrays) or 'none'}; call the one that "
-            f"has the rows {_ROWS!r}"
+            f"has the rows {_ROWS_ARRAY!r}"
         )
-    return arrays[others[0]]
+    return arrays[other_arrays[0]]
 
 
-def _name_code(make: MakeRows) -> str:
+def _name_code(make_rows: MakeRows) -> str:
     """Return the name of a function, or of a callable object's class, for errors."""
-    return getattr(make, "__qualname__", type(make).__name__)
+    return getattr(make_rows, "__qualname__", type(make_rows).__name__)

@@ -44,9 +44,9 @@ from secure_apfed.data.encoding import (
     CellCounts,
     ColumnEncoding,
     View,
+    find_view_ranges,
     fit_columns,
     fit_views,
-    locate_views,
     parse_encoding,
     refuse_empty_cells,
 )
@@ -84,8 +84,8 @@ from secure_apfed.data.mapped_tables import (
 )
 from secure_apfed.data.partition import (
     choose_labelled_rows,
+    hide_passive_labels,
     make_generator,
-    passive_labels,
     split_rows,
 )
 from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
@@ -102,15 +102,15 @@ from secure_apfed.settings.data import OWN_TABLES, ROWS_BY_OWN_CODE, DataSetting
 from secure_apfed.settings.plugins import import_callable, require_trusted_code
 
 # Fewer rows are not searched for suspect columns: small tables match by chance.
-_MIN_ROWS = 20
+_MIN_SEARCHED_ROWS = 20
 # Share of distinct values from which on a categorical column looks like an ID.
-_DISTINCT = 0.5
+_ID_DISTINCT_SHARE = 0.5
 # Rows that are examined first, since most columns are cleared by them.
-_SAMPLE = 1000
+_SAMPLE_ROWS = 1000
 _IDS_PER_BLOCK = 2**16
-_NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers them from 0
+_NAMELESS_PREFIX = "Unnamed: "  # as pandas calls columns without a name, and numbers them from 0
 # The one view of parties that all hold the same columns.
-_ALL = "all"
+_COMMON_VIEW_NAME = "all"
 
 
 def _warn_of_id_columns(
@@ -126,14 +126,14 @@ def _warn_of_id_columns(
         categorical: names of the columns that are encoded one-hot.
         advice: proposes the setting that ignores such a column.
     """
-    if len(features) < _MIN_ROWS:
+    if len(features) < _MIN_SEARCHED_ROWS:
         # In few rows all values may differ by chance.
         return
     for name, column in features.items():
         reason = ""
         if name in categorical:
             distinct_texts = column.nunique()
-            if distinct_texts > _DISTINCT * len(column):
+            if distinct_texts > _ID_DISTINCT_SHARE * len(column):
                 reason = f"{distinct_texts} different texts"
         elif is_numeric(column) and _is_row_counter(column):
             reason = "whole numbers without a gap"
@@ -163,8 +163,8 @@ def warn_of_labels(
     labels: Sequence[str | None],
     *,
     source: str,
-    label: str,
-    numbers: bool = False,
+    label_column: str,
+    are_labels_numbers: bool = False,
     advice: Advice | None = None,
 ) -> None:
     """Warn of each column that alone predicts every known label, by its values or by thresholds.
@@ -177,37 +177,40 @@ def warn_of_labels(
         features: the party's feature columns, one row for each label.
         labels: one for each row; None: unknown.
         source: the party's name, for the warning.
-        label: the name of the label column, for the warning.
-        numbers: whether labels are numbers to predict; a column then predicts them if they rise or
-            fall with it.
+        label_column: the name of the label column, for the warning.
+        are_labels_numbers: whether labels are numbers to predict; a column then predicts them if
+            they rise or fall with it.
         advice: proposes the setting that ignores the column; None: a setting that ignores only this
             column is proposed.
     """
-    known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
-    if len(known) < _MIN_ROWS:
+    labelled_rows = np.array(
+        [row for row, text in enumerate(labels) if text is not None], dtype=np.int64
+    )
+    if len(labelled_rows) < _MIN_SEARCHED_ROWS:
         return
-    known_labels = pd.Series([labels[row] for row in known])
-    truth = pd.Series(pd.factorize(known_labels)[0])  # the number of each label's class
-    predicts_all = _can_separate_classes
-    if numbers:
-        truth = pd.to_numeric(known_labels, errors="coerce")
-        predicts_all = _can_order_labels
+    known_labels = pd.Series([labels[row] for row in labelled_rows])
+    label_numbers = pd.Series(pd.factorize(known_labels)[0])  # the number of each label's class
+    can_predict_all = _can_separate_classes
+    if are_labels_numbers:
+        label_numbers = pd.to_numeric(known_labels, errors="coerce")
+        can_predict_all = _can_order_labels
     for name in features.columns:
-        column = features[name].iloc[known].reset_index(drop=True)
-        is_suspect = predicts_all(column, truth)
-        is_full = column.notna()
-        if not is_suspect and _MIN_ROWS <= is_full.sum() < len(column):
-            is_suspect = predicts_all(column[is_full], truth[is_full])
+        column = features[name].iloc[labelled_rows].reset_index(drop=True)
+        is_suspect = can_predict_all(column, label_numbers)
+        is_filled = column.notna()
+        if not is_suspect and _MIN_SEARCHED_ROWS <= is_filled.sum() < len(column):
+            is_suspect = can_predict_all(column[is_filled], label_numbers[is_filled])
         if is_suspect:
             _warn_of_column(
-                f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
+                f"{source}: column {name!r} alone tells {label_column!r} of all "
+                f"{len(labelled_rows)} rows that "
                 "have one; it may be the label in disguise, or known only after it. Unless it is "
                 "there when the model predicts, say "
                 f"{(advice or Advice(source)).add_to_list('ignore', str(name))}"
             )
 
 
-def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
+def _can_separate_classes(column: "pd.Series", class_numbers: "pd.Series") -> bool:
     """Return whether the column's values, or thresholds between them, separate the classes.
 
     If values repeat, each value must occur in one class only. If numbers are mostly different, the
@@ -215,27 +218,27 @@ def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
 
     Args:
         column: N cells of one feature.
-        truth: the N labels as class numbers.
+        class_numbers: the N labels as class numbers.
     """
-    classes = truth.nunique()
-    if not 1 < classes <= len(truth) / 2:
+    class_count = class_numbers.nunique()
+    if not 1 < class_count <= len(class_numbers) / 2:
         return False
     if column.nunique(dropna=False) <= len(column) / 2:
-        return bool((truth.groupby(column, dropna=False).nunique() == 1).all())
+        return bool((class_numbers.groupby(column, dropna=False).nunique() == 1).all())
     if not is_numeric(column):
         return False
     numbers = column.to_numpy(np.float64, na_value=np.nan)
-    targets = truth.to_numpy()
+    class_numbers_N = class_numbers.to_numpy()
     # Most columns fail already in the first rows, which are sorted faster than all.
-    for rows in (slice(_SAMPLE), slice(None)):
-        in_order = targets[rows][np.argsort(numbers[rows], kind="stable")]
-        class_changes = np.count_nonzero(in_order[1:] != in_order[:-1])
-        if class_changes >= classes:  # K classes that lie together change K - 1 times
+    for rows in (slice(_SAMPLE_ROWS), slice(None)):
+        sorted_class_numbers = class_numbers_N[rows][np.argsort(numbers[rows], kind="stable")]
+        class_change_count = np.count_nonzero(sorted_class_numbers[1:] != sorted_class_numbers[:-1])
+        if class_change_count >= class_count:  # K classes that lie together change K - 1 times
             return False
     return True
 
 
-def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
+def _can_order_labels(column: "pd.Series", label_numbers: "pd.Series") -> bool:
     """Return whether labels that are numbers rise or fall monotonically with the column.
 
     The answer is no if the column or the labels have an empty cell. It is also no if either has at
@@ -243,32 +246,32 @@ def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
 
     Args:
         column: N cells of one feature.
-        truth: the N labels as numbers.
+        label_numbers: the N labels as numbers.
     """
     if not is_numeric(column):
         return False
     numbers = column.to_numpy(np.float64, na_value=np.nan)
-    targets = truth.to_numpy(np.float64)
+    labels_N = label_numbers.to_numpy(np.float64)
     # Most columns fail already in the first rows, which are sorted faster than all.
-    for rows in (slice(_SAMPLE), slice(None)):
+    for rows in (slice(_SAMPLE_ROWS), slice(None)):
         values = numbers[rows]
-        labels = targets[rows]
+        labels = labels_N[rows]
         if np.isnan(values).any() or np.isnan(labels).any():
             return False
         if min(len(np.unique(values)), len(np.unique(labels))) <= len(values) / 2:
             return False
-        if not (_rise_together(values, labels) or _rise_together(values, -labels)):
+        if not (_is_rising_with(values, labels) or _is_rising_with(values, -labels)):
             return False
     return True
 
 
-def _rise_together(values_N: NDArray[np.float64], labels_N: NDArray[np.float64]) -> bool:
+def _is_rising_with(values_N: NDArray[np.float64], labels_N: NDArray[np.float64]) -> bool:
     """Return whether labels never fall when the rows are sorted by their values.
 
     Rows of equal values are sorted by their labels.
     """
-    in_order = labels_N[np.lexsort((labels_N, values_N))]
-    return bool((np.diff(in_order) >= 0).all())
+    sorted_labels_N = labels_N[np.lexsort((labels_N, values_N))]
+    return bool((np.diff(sorted_labels_N) >= 0).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +331,7 @@ class _ColumnChoice:
     faulty_columns: frozenset[str]
 
     @property
-    def all(self) -> tuple[str, ...]:
+    def feature_columns(self) -> tuple[str, ...]:
         """All feature columns, in the order in which they are encoded."""
         return (*self.numeric, *self.categorical)
 
@@ -345,82 +348,98 @@ def load_raw_table(settings: DataSettings, name: str) -> RawTable:
 
 
 def _load_raw_table(
-    settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None = None
+    settings: DataSettings, party: str, faults: FaultList, make_rows: MakeRows | None = None
 ) -> RawTable:
     """Read one party's table, and add its faults to a list.
 
     Args:
         settings: the data settings of the run, of all parties.
-        name: the party's name.
+        party: the party's name.
         faults: receives the faults; if it receives any, the returned table must not be used.
         make_rows: the party's own function that makes its rows, named in the party's own file;
             None: there is none.
 
     Raises DataError: a fault after which the table cannot be examined further.
     """
-    party_settings = (settings.parties or {})[name]
+    party_settings = (settings.parties or {})[party]
     if party_settings.rows is not None:
-        return _load_rows(settings, name, faults, make_rows)
-    label_column = settings.label_column if settings.has_labels(name) else None
-    frame = _open_frame(settings, name)
-    advice = _make_advice(settings, name)
-    not_features = settings.find_id_columns(name)
+        return _load_rows(settings, party, faults, make_rows)
+    label_column = settings.label_column if settings.has_labels(party) else None
+    frame = _open_frame(settings, party)
+    advice = _make_advice(settings, party)
+    id_and_label_columns = settings.find_id_columns(party)
     if label_column is not None:
-        not_features = (*not_features, label_column)
-    chosen = _choose_columns(frame, settings, name, not_features=not_features, faults=faults)
-    for column in chosen.categorical:
+        id_and_label_columns = (*id_and_label_columns, label_column)
+    column_choice = _choose_columns(
+        frame, settings, party, id_and_label_columns=id_and_label_columns, faults=faults
+    )
+    for column in column_choice.categorical:
         is_listed = column in (party_settings.categorical or ())
         if is_csv(frame) and party_settings.encoding is None and not is_listed:
             frame[column] = _mask_empty_words(frame[column], advice=advice)
-    if settings.find_missing_rule(name) == "drop":
-        frame = _drop_empty(frame, chosen, advice=advice, called=party_settings.table_name)
-    identified = _extract_ids_and_labels(frame, settings, name, faults)
-    for column in {*frame.columns} - {*chosen.all}:
+    if settings.find_missing_rule(party) == "drop":
+        frame = _drop_incomplete_rows(
+            frame, column_choice, advice=advice, table_name=party_settings.table_name
+        )
+    ids_and_labels = _extract_ids_and_labels(frame, settings, party, faults)
+    for column in {*frame.columns} - {*column_choice.feature_columns}:
         del frame[column]  # in place, since a second copy of a long table would need its memory
-    features = select_columns(frame, chosen.all)
-    sound = [column for column in features.columns if column not in chosen.faulty_columns]
-    _warn_of_id_columns(select_columns(features, sound), chosen.categorical, advice=advice)
+    features = select_columns(frame, column_choice.feature_columns)
+    faultless_columns = [
+        column for column in features.columns if column not in column_choice.faulty_columns
+    ]
+    _warn_of_id_columns(
+        select_columns(features, faultless_columns), column_choice.categorical, advice=advice
+    )
     if label_column is not None:
         warn_of_labels(
             features,
-            identified.labels,
-            source=name,
-            label=label_column,
-            numbers=labels_are_numbers(settings),
+            ids_and_labels.labels,
+            source=party,
+            label_column=label_column,
+            are_labels_numbers=labels_are_numbers(settings),
             advice=advice,
         )
     return RawTable(
-        identified.ids, features, chosen.categorical, identified.labels, chosen.faulty_columns
+        ids_and_labels.ids,
+        features,
+        column_choice.categorical,
+        ids_and_labels.labels,
+        column_choice.faulty_columns,
     )
 
 
-def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
-    """Read the table of the party `name` as a frame, in memory or mapped from disk.
+def _open_frame(settings: DataSettings, party: str) -> pd.DataFrame:
+    """Read the table of the party `party` as a frame, in memory or mapped from disk.
 
     Raises DataError: the table has no rows, or lacks a column that the settings name.
     """
-    party_settings = (settings.parties or {})[name]
-    labels = (settings.label_column,) if settings.has_labels(name) else ()
+    party_settings = (settings.parties or {})[party]
+    label_columns = (settings.label_column,) if settings.has_labels(party) else ()
     # Cells such as "NA" may be categories or labels here, but count as empty among IDs.
-    words = (*labels, *(party_settings.categorical or ()))
-    texts = (*settings.find_id_columns(name), *words)
-    table = open_table(settings, name)
-    if not is_mapped(settings, name):
+    columns_with_words = (*label_columns, *(party_settings.categorical or ()))
+    text_columns = (*settings.find_id_columns(party), *columns_with_words)
+    table = open_table(settings, party)
+    if not is_mapped(settings, party):
         frame = load_frame(
-            table, texts=texts, words=words, source=name, called=party_settings.table_name
+            table,
+            texts=text_columns,
+            words=columns_with_words,
+            source=party,
+            table_name=party_settings.table_name,
         )
     else:
         open_columns = ColumnFiles.from_files if isinstance(table, Path) else ColumnFiles.from_query
-        columns = open_columns(table, texts=texts, words=words, source=name)
+        columns = open_columns(table, texts=text_columns, words=columns_with_words, source=party)
         frame = cast(pd.DataFrame, columns)  # it has the methods of a frame that are used here
     if not len(frame):
-        raise DataError(f"{name}: {party_settings.table_name} has no rows")
-    _require_columns(frame, settings, name)
+        raise DataError(f"{party}: {party_settings.table_name} has no rows")
+    _require_columns(frame, settings, party)
     return frame
 
 
 def _load_rows(
-    settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None
+    settings: DataSettings, party: str, faults: FaultList, make_rows: MakeRows | None
 ) -> RawTable:
     """Read a party's rows that are not columns of a table, such as arrays or images.
 
@@ -428,46 +447,54 @@ def _load_rows(
 
     Args:
         settings: the data settings of the run.
-        name: the party's name.
+        party: the party's name.
         faults: receives the faults of IDs and labels.
-        make_rows: the party's own function that makes its rows; used only if the setting `rows`
+        make_rows: the party's own function that makes its rows; used only if the setting `own_rows`
             names no file and no folder.
 
     Raises DataError: labels are missing, or IDs, rows and labels differ in number.
     """
-    party_settings = (settings.parties or {})[name]
-    has_labels = settings.has_labels(name)
-    called = party_settings.table_name if party_settings.has_table else str(party_settings.rows)
-    table: _IdsAndLabels | None = None
+    party_settings = (settings.parties or {})[party]
+    has_labels = settings.has_labels(party)
+    table_name = party_settings.table_name if party_settings.has_table else str(party_settings.rows)
+    ids_and_labels: _IdsAndLabels | None = None
     frame: pd.DataFrame | None = None
     if party_settings.has_table:
-        frame = _open_frame(settings, name)
-        table = _identify_rows(frame, settings, name, faults)
-    rows = _open_rows(settings, name, make_rows, frame=frame, table=table)
-    if table is None:
-        assert rows.ids is not None
+        frame = _open_frame(settings, party)
+        ids_and_labels = _identify_rows(frame, settings, party, faults)
+    own_rows = _open_rows(settings, party, make_rows, frame=frame, ids_and_labels=ids_and_labels)
+    if ids_and_labels is None:
+        assert own_rows.ids is not None
         ids = id_texts(
-            rows.ids,
-            party=name,
-            subject=f"the IDs of {called}",
+            own_rows.ids,
+            party=party,
+            subject=f"the IDs of {table_name}",
             should_strip=True,
             settings_key="ids",
         )
         labels = tuple(
-            None if pd.isna(label) else str(label).strip() or None for label in rows.labels or ()
+            None if pd.isna(label) else str(label).strip() or None
+            for label in own_rows.labels or ()
         )
-        table = _IdsAndLabels(tuple(ids), labels)
+        ids_and_labels = _IdsAndLabels(tuple(ids), labels)
         with faults.gather_faults():
-            check_distinct(table.ids, party=name)
-    if has_labels and not table.labels:
-        raise DataError(f"{name}: {called} has no labels, and it holds those of its people")
-    lengths = {"IDs": len(table.ids), "rows": len(rows.features)}
+            check_distinct(ids_and_labels.ids, party=party)
+    if has_labels and not ids_and_labels.labels:
+        raise DataError(f"{party}: {table_name} has no labels, and it holds those of its people")
+    count_by_part = {"IDs": len(ids_and_labels.ids), "rows": len(own_rows.features)}
     if has_labels:
-        lengths["labels"] = len(table.labels)
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{count} {part}" for part, count in lengths.items())
-        raise DataError(f"{name}: {called} and its rows have {counts}; give one ID a row, in order")
-    return RawTable(table.ids, rows.features, (), table.labels or (None,) * len(table.ids))
+        count_by_part["labels"] = len(ids_and_labels.labels)
+    if len(set(count_by_part.values())) > 1:
+        counts_text = ", ".join(f"{count} {part}" for part, count in count_by_part.items())
+        raise DataError(
+            f"{party}: {table_name} and its rows have {counts_text}; give one ID a row, in order"
+        )
+    return RawTable(
+        ids_and_labels.ids,
+        own_rows.features,
+        (),
+        ids_and_labels.labels or (None,) * len(ids_and_labels.ids),
+    )
 
 
 @dataclass(frozen=True)
@@ -493,12 +520,12 @@ def _identify_rows(
     Faults are added to `faults`.
     """
     party_settings = (settings.parties or {})[name]
-    unused = _list_further_columns(frame, settings, name)
-    if unused and not _are_images(settings, name):
-        remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *unused),)
+    further_columns = _list_further_columns(frame, settings, name)
+    if further_columns and not _are_images(settings, name):
+        remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *further_columns),)
         message = (
             f"{name}: its rows are {party_settings.rows}, so columns of "
-            f"{party_settings.table_name} are no features: {', '.join(unused)}; say "
+            f"{party_settings.table_name} are no features: {', '.join(further_columns)}; say "
             f"{describe_remedies([remedy])}"
         )
         faults.add_error(TableError([Fault(message, (remedy,))]))
@@ -521,17 +548,17 @@ def _extract_ids_and_labels(
         labels = _extract_labels(frame, label_column, settings, party=name)
     ids: Sequence[str] = tuple(map(str, range(len(frame))))
     with faults.gather_faults():
-        ids = _extract_ids(frame, id_columns, file=party_settings.table_name, party=name)
-        check_distinct(ids, party=name, place=lambda row: describe_row(frame, row))
+        ids = _extract_ids(frame, id_columns, table_name=party_settings.table_name, party=name)
+        check_distinct(ids, party=name, describe_row=lambda row: describe_row(frame, row))
     return _IdsAndLabels(ids, labels)
 
 
 def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> list[str]:
     """Return the names of the columns that are not IDs, labels or ignored by the party `name`."""
-    used = {*settings.find_id_columns(name), *(settings.parties or {})[name].ignore}
+    named_columns = {*settings.find_id_columns(name), *(settings.parties or {})[name].ignore}
     if settings.has_labels(name):
-        used.add(settings.label_column)
-    return [str(column) for column in frame.columns if column not in used]
+        named_columns.add(settings.label_column)
+    return [str(column) for column in frame.columns if column not in named_columns]
 
 
 def _are_images(settings: DataSettings, name: str) -> bool:
@@ -549,7 +576,7 @@ def _open_rows(
     make_rows: MakeRows | None,
     *,
     frame: pd.DataFrame | None,
-    table: _IdsAndLabels | None,
+    ids_and_labels: _IdsAndLabels | None,
 ) -> OwnRows:
     """Return the rows of the party `name`: images, arrays of a file, or its own function's result.
 
@@ -561,31 +588,34 @@ def _open_rows(
         make_rows: the function that makes the rows, from the party's own file; None: it is imported
             from the path in the setting `rows`.
         frame: the party's table, whose one further column names the images; None: it has no table.
-        table: the IDs and labels of that table; None: they come with the rows.
+        ids_and_labels: the IDs and labels of that table; None: they come with the rows.
 
     Raises:
         ConfigError: the function cannot be found.
         DataError: the rows cannot be read, or do not fit the table.
     """
     party_settings = (settings.parties or {})[name]
-    source = party_settings.rows
+    rows_setting = party_settings.rows
     has_labels = settings.has_labels(name)
-    assert source is not None
+    assert rows_setting is not None
     if _are_images(settings, name):
-        return OwnRows(features=_open_images(settings, name, Path(source), frame))
-    key = f"data.parties.{name}.rows"
+        return OwnRows(features=_open_images(settings, name, Path(rows_setting), frame))
+    setting = f"data.parties.{name}.rows"
     if party_settings.rows_import_path is None:
-        path = resolve_party_path(settings, Path(source))
-        return load_array_rows(path, party=name, has_table=table is not None, has_labels=has_labels)
+        path = resolve_party_path(settings, Path(rows_setting))
+        return load_array_rows(
+            path, party=name, has_table=ids_and_labels is not None, has_labels=has_labels
+        )
     if make_rows is None:
-        if source == ROWS_BY_OWN_CODE:
+        if rows_setting == ROWS_BY_OWN_CODE:
             raise ConfigError(
-                f"{key}: it is own, and no code is named here; {name} names it in its own file, as "
+                f"{setting}: it is own, and no code is named here; {name} names it in its own "
+                "file, as "
                 'code: {rows: "my_data:make_rows"}'
             )
-        require_trusted_code(source, setting=key, only_earlier_settings=True)
-        make_rows = import_callable(source, setting=key)
-    ids = None if table is None else table.ids
+        require_trusted_code(rows_setting, setting=setting, only_earlier_settings=True)
+        make_rows = import_callable(rows_setting, setting=setting)
+    ids = None if ids_and_labels is None else ids_and_labels.ids
     return make_code_rows(make_rows, party=name, ids=ids, has_labels=has_labels)
 
 
@@ -614,13 +644,13 @@ def _open_images(
 def _make_advice(settings: DataSettings, name: str) -> Advice:
     """Return an object that words changes to the settings of the party `name`, for errors."""
     party_settings = (settings.parties or {})[name]
-    lists = {
+    columns_by_setting = {
         "numeric": party_settings.numeric or (),
         "categorical": party_settings.categorical or (),
         "ignore": party_settings.ignore,
         "date_formats": settings.find_date_formats(name),
     }
-    return Advice(name, lists)
+    return Advice(name, columns_by_setting)
 
 
 def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> None:
@@ -630,66 +660,70 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
     settings with that name.
     """
     party_settings = (settings.parties or {})[name]
-    named = {
+    columns_by_setting = {
         "id_column": settings.find_id_columns(name),
         "label_column": (settings.label_column,) if settings.has_labels(name) else (),
         "categorical": party_settings.categorical or (),
         "numeric": party_settings.numeric or (),
         "ignore": party_settings.ignore,
     }
-    required = dict.fromkeys(column for columns in named.values() for column in columns)
-    absent = [column for column in required if column not in frame.columns]
-    if not absent:
+    required_columns = dict.fromkeys(
+        column for columns in columns_by_setting.values() for column in columns
+    )
+    absent_columns = [column for column in required_columns if column not in frame.columns]
+    if not absent_columns:
         return
-    nearest = {column: _find_nearest_name(column, frame) for column in absent}
-    guesses = {column: other for column, other in nearest.items() if other}
+    nearest_by_column = {column: _find_nearest_name(column, frame) for column in absent_columns}
+    replacement_by_column = {column: other for column, other in nearest_by_column.items() if other}
     remedy = list[SettingLine]()  # the corrected settings
     advice = Advice(name)
-    for key, columns in named.items():
-        renamed = tuple(dict.fromkeys(guesses.get(column, column) for column in columns))
-        if renamed == columns:
+    for key, columns in columns_by_setting.items():
+        corrected_columns = tuple(
+            dict.fromkeys(replacement_by_column.get(column, column) for column in columns)
+        )
+        if corrected_columns == columns:
             continue
         is_single_name = len(columns) == 1 and key.endswith("_column")
-        value: Any = renamed[0] if is_single_name else renamed
+        value: Any = corrected_columns[0] if is_single_name else corrected_columns
         if key == "label_column":
             remedy.append(SettingLine(("data", key), value))
         else:
             remedy.append(advice.set_value(key, value))
     message = (
-        f"{name}: {party_settings.table_name} lacks the columns {', '.join(absent)}; it has "
-        f"{', '.join(map(str, frame.columns))}"
+        f"{name}: {party_settings.table_name} lacks the columns {', '.join(absent_columns)}; it "
+        f"has {', '.join(map(str, frame.columns))}"
     )
-    if not guesses:
+    if not replacement_by_column:
         raise DataError(message)
-    ((column, other), *_) = guesses.items()
+    ((column, other), *_) = replacement_by_column.items()
     remedies: tuple[Remedy, ...] = (tuple(remedy),)
     message += f"; if {column!r} is called {other!r}, say {describe_remedies(remedies)}"
     raise TableError([Fault(message, remedies)])
 
 
-def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
+def _find_nearest_name(absent_column: str, frame: pd.DataFrame) -> str:
     """Return the name of the table's column most similar to this one, ignoring case; "" if none is.
 
-    `absent`: the name that the table lacks.
+    `absent_column`: the name that the table lacks.
     """
-    names = {str(column).casefold(): str(column) for column in frame.columns}
-    matches = difflib.get_close_matches(absent.casefold(), names, n=1)
-    return names[matches[0]] if matches else ""
+    name_by_folded_name = {str(column).casefold(): str(column) for column in frame.columns}
+    matches = difflib.get_close_matches(absent_column.casefold(), name_by_folded_name, n=1)
+    return name_by_folded_name[matches[0]] if matches else ""
 
 
-def _drop_empty(
-    frame: pd.DataFrame, chosen: _ColumnChoice, *, advice: Advice, called: str
+def _drop_incomplete_rows(
+    frame: pd.DataFrame, column_choice: _ColumnChoice, *, advice: Advice, table_name: str
 ) -> pd.DataFrame:
     """Return the rows without an empty feature cell. Raises TableError: no row is left.
 
     Args:
         frame: the party's table.
-        chosen: choice of the feature columns.
+        column_choice: choice of the feature columns.
         advice: proposes settings for the error.
-        called: the table's name, for the error.
+        table_name: the table's name, for the error.
     """
-    is_empty_by_column = {column: is_empty(frame[column]) for column in chosen.numeric}
-    for column in chosen.categorical:
+    is_empty_by_column = {column: is_empty(frame[column]) for column in column_choice.numeric}
+    for column in column_choice.categorical:
         is_empty_by_column[column] = is_empty(frame[column], BLANK)
     is_complete = np.ones(len(frame), dtype=bool)
     for empty_cells in is_empty_by_column.values():
@@ -697,15 +731,17 @@ def _drop_empty(
     if is_complete.any():
         return frame[is_complete]
     empty_columns = [column for column, cells in is_empty_by_column.items() if cells.all()]
-    others = [cells for column, cells in is_empty_by_column.items() if column not in empty_columns]
+    other_columns_cells = [
+        cells for column, cells in is_empty_by_column.items() if column not in empty_columns
+    ]
     remedy: Remedy = (advice.add_to_list("ignore", *empty_columns),) if empty_columns else ()
     # Without the empty columns there may still be no complete row.
-    if not others or np.any(others, axis=0).all():
+    if not other_columns_cells or np.any(other_columns_cells, axis=0).all():
         remedy = (*remedy, advice.set_value("missing", "mean"))
     raise TableError(
         [
             Fault(
-                f"{advice.party}: missing: drop leaves no row of {called}; say "
+                f"{advice.party}: missing: drop leaves no row of {table_name}; say "
                 f"{describe_remedies([remedy])}",
                 (remedy,),
             )
@@ -726,16 +762,16 @@ def _extract_labels(
         return (None,) * len(frame)
     texts = convert_to_texts(frame[column])
     if labels_are_numbers(settings):
-        empty = EMPTY_CELL_TEXTS if is_csv(frame) else frozenset[str]()
+        empty_words = EMPTY_CELL_TEXTS if is_csv(frame) else frozenset[str]()
     else:
-        empty = warn_of_empty_words(
+        empty_words = warn_of_empty_words(
             texts,
             party=party,
             column=column,
-            listed=settings.explicit_classes,
+            listed_classes=settings.explicit_classes,
             are_empty=is_csv(frame),
         )
-    return tuple(None if text == "" or text in empty else text for text in texts)
+    return tuple(None if text == "" or text in empty_words else text for text in texts)
 
 
 def open_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
@@ -767,9 +803,9 @@ def resolve_party_path(settings: DataSettings, file: Path) -> Path:
 def _choose_columns(
     frame: pd.DataFrame,
     settings: DataSettings,
-    name: str,
+    party: str,
     *,
-    not_features: tuple[str, ...],
+    id_and_label_columns: tuple[str, ...],
     faults: FaultList,
 ) -> _ColumnChoice:
     """Return the columns of a party's table that are features.
@@ -780,58 +816,74 @@ def _choose_columns(
     Args:
         frame: the table.
         settings: the data settings of the run.
-        name: the party that owns the table.
-        not_features: columns of IDs and labels.
+        party: the party that owns the table.
+        id_and_label_columns: columns of IDs and labels.
         faults: receives the faults of columns.
     """
-    party_settings = (settings.parties or {})[name]
-    advice = _make_advice(settings, name)
-    formats = settings.find_date_formats(name)
-    lists = {
+    party_settings = (settings.parties or {})[party]
+    advice = _make_advice(settings, party)
+    formats = settings.find_date_formats(party)
+    columns_by_setting = {
         "numeric": party_settings.numeric or (),
         "categorical": party_settings.categorical or (),
     }
-    listed = {*lists["numeric"], *lists["categorical"]} - {*party_settings.ignore}
-    contradictory = [
-        column for names in lists.values() for column in names if column in party_settings.ignore
+    listed_columns = {*columns_by_setting["numeric"], *columns_by_setting["categorical"]} - {
+        *party_settings.ignore
+    }
+    ignored_though_listed = [
+        column
+        for names in columns_by_setting.values()
+        for column in names
+        if column in party_settings.ignore
     ]
-    if contradictory:
+    if ignored_though_listed:
         _warn_of_column(
-            f"{name}: {', '.join(contradictory)} is left out, since data.parties.{name}.ignore "
-            "names it beside another list"
+            f"{party}: {', '.join(ignored_though_listed)} is left out, since "
+            f"data.parties.{party}.ignore names it beside another list"
         )
     faulty_columns = set[str]()
-    if settings.has_labels(name) and settings.label_column in listed:
-        listed.remove(settings.label_column)
+    if settings.has_labels(party) and settings.label_column in listed_columns:
+        listed_columns.remove(settings.label_column)
         faulty_columns.add(settings.label_column)
-        faults.add_error(_make_label_as_feature_error(settings.label_column, lists, advice=advice))
-    excluded = (*not_features, *party_settings.ignore, *listed)
-    candidates = [column for column in frame.columns if column not in excluded]
-    if nameless := [column for column in candidates if column.startswith(_NAMELESS)]:
-        faulty_columns.update(nameless)
         faults.add_error(
-            _make_nameless_error(nameless, called=party_settings.table_name, advice=advice)
+            _make_label_as_feature_error(settings.label_column, columns_by_setting, advice=advice)
         )
-    measured = [column for column in candidates if has_measures(frame[column], formats)]
-    numeric = [*(column for column in lists["numeric"] if column in listed), *measured]
-    categorical = [column for column in lists["categorical"] if column in listed]
+    decided_columns = (*id_and_label_columns, *party_settings.ignore, *listed_columns)
+    candidates = [column for column in frame.columns if column not in decided_columns]
+    if nameless_columns := [column for column in candidates if column.startswith(_NAMELESS_PREFIX)]:
+        faulty_columns.update(nameless_columns)
+        faults.add_error(
+            _make_nameless_error(
+                nameless_columns, table_name=party_settings.table_name, advice=advice
+            )
+        )
+    measure_columns = [column for column in candidates if has_measures(frame[column], formats)]
+    numeric = [
+        *(column for column in columns_by_setting["numeric"] if column in listed_columns),
+        *measure_columns,
+    ]
+    categorical = [
+        column for column in columns_by_setting["categorical"] if column in listed_columns
+    ]
     max_categories = party_settings.rare_categories.most
     if party_settings.encoding is None:
-        listed_as_numeric = [column for column in lists["numeric"] if column in listed]
-        if wrong := _list_non_numeric(frame, listed_as_numeric, formats, party=name):
-            faulty_columns.update(wrong)
+        listed_as_numeric = [
+            column for column in columns_by_setting["numeric"] if column in listed_columns
+        ]
+        if columns_with_texts := _list_non_numeric(frame, listed_as_numeric, formats, party=party):
+            faulty_columns.update(columns_with_texts)
             error = _make_numeric_texts_error(
-                frame, wrong, advice=advice, max_categories=max_categories
+                frame, columns_with_texts, advice=advice, max_categories=max_categories
             )
             faults.add_error(error)
-    text_columns = [column for column in candidates if column not in measured]
+    text_columns = [column for column in candidates if column not in measure_columns]
     categorical += text_columns
     if party_settings.encoding is None:
-        checked = [column for column in text_columns if column not in faulty_columns]
+        columns_to_check = [column for column in text_columns if column not in faulty_columns]
         faulty_columns |= _check_categories(
-            frame, checked, advice=advice, max_categories=max_categories, faults=faults
+            frame, columns_to_check, advice=advice, max_categories=max_categories, faults=faults
         )
-    if not settings.has_labels(name) and settings.label_column in (*numeric, *categorical):
+    if not settings.has_labels(party) and settings.label_column in (*numeric, *categorical):
         faulty_columns.add(settings.label_column)
         faults.add_error(_make_label_at_passive_error(settings.label_column, advice=advice))
     return _ColumnChoice(tuple(numeric), tuple(categorical), frozenset(faulty_columns))
@@ -872,15 +924,17 @@ def _check_categories(
 
 
 def _make_label_as_feature_error(
-    column: str, lists: Mapping[str, Sequence[str]], *, advice: Advice
+    column: str, columns_by_setting: Mapping[str, Sequence[str]], *, advice: Advice
 ) -> TableError:
     """Return the error for a label column that is listed as a feature.
 
-    `lists`: columns by the setting that lists them. `advice`: words the settings that the error
-    proposes.
+    `columns_by_setting`: columns by the setting that lists them. `advice`: words the settings that
+    the error proposes.
     """
     remedy: Remedy = tuple(
-        advice.drop_from_list(key, column) for key, names in lists.items() if column in names
+        advice.drop_from_list(key, column)
+        for key, names in columns_by_setting.items()
+        if column in names
     )
     return TableError(
         [
@@ -910,20 +964,23 @@ def _make_label_at_passive_error(column: str, *, advice: Advice) -> TableError:
     )
 
 
-def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
+def _make_nameless_error(columns: Sequence[str], *, table_name: str, advice: Advice) -> TableError:
     """Return the error for columns without a name; it gives their positions.
 
     Args:
         columns: the names "Unnamed: 0", "Unnamed: 1" and so on, which pandas gives such columns.
-        called: the table's name, for the error.
+        table_name: the table's name, for the error.
         advice: words the settings that the error proposes.
     """
-    places = ", ".join(str(int(column.removeprefix(_NAMELESS)) + 1) for column in columns)
+    column_numbers = ", ".join(
+        str(int(column.removeprefix(_NAMELESS_PREFIX)) + 1) for column in columns
+    )
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
     return TableError(
         [
             Fault(
-                f"{advice.party}: {called} has no name for its column {places} (from 1); name it "
+                f"{advice.party}: {table_name} has no name for its column {column_numbers} (from "
+                "1); name it "
                 f"in the first line, leave the column out, or say {describe_remedies([remedy])}",
                 (remedy,),
             )
@@ -938,7 +995,7 @@ def _list_non_numeric(
 
     `formats`: date formats besides ISO 8601. `party`: the party's name.
     """
-    wrong = []
+    columns_with_texts = []
     for column in columns:
         if has_measures(frame[column], formats):
             continue
@@ -946,8 +1003,8 @@ def _list_non_numeric(
             # Called for its DataError: some cell is not a number.
             read_numbers(frame[column], source=party)
         except DataError:
-            wrong.append(column)
-    return wrong
+            columns_with_texts.append(column)
+    return columns_with_texts
 
 
 def _make_numeric_texts_error(
@@ -961,17 +1018,17 @@ def _make_numeric_texts_error(
         advice: proposes settings for the error.
         max_categories: the party's limit of categories in one column; None: none is set.
     """
-    rare_categories = list[SettingLine]()
+    category_limit_lines = list[SettingLine]()
     for column in columns:
         remedies_of_column = propose_categories(
             frame[column], advice=advice, max_categories=max_categories
         )
         # The first remedy declares the column categorical; its further lines limit categories.
-        rare_categories += remedies_of_column[0][1:]
+        category_limit_lines += remedies_of_column[0][1:]
     declare_categorical: Remedy = (
         advice.drop_from_list("numeric", *columns),
         advice.add_to_list("categorical", *columns),
-        *rare_categories[:1],  # the setting is of the party, not of a column: once is enough
+        *category_limit_lines[:1],  # the setting is of the party, not of a column: once is enough
     )
     ignore: Remedy = (advice.add_to_list("ignore", *columns),)
     remedies = (declare_categorical, ignore)
@@ -1001,31 +1058,33 @@ def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
 
     Warn of these words. `advice`: words the setting that keeps them as categories.
     """
-    empty = is_empty(column)
-    texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
-    if words := Counter(text for text in texts if text):
-        counts = ", ".join(f"{word!r} ({count})" for word, count in sorted(words.items()))
-        _warn_of_column(
-            f"{advice.party}: cells {counts} of column {column.name!r} count as empty; if they are "
-            f"a category, say {advice.add_to_list('categorical', str(column.name))}"
+    is_empty_N = is_empty(column)
+    texts = (cell.strip() for cell in column[is_empty_N].tolist() if isinstance(cell, str))
+    if count_by_word := Counter(text for text in texts if text):
+        counts_text = ", ".join(
+            f"{word!r} ({count})" for word, count in sorted(count_by_word.items())
         )
-    return column.mask(empty) if empty.any() else column
+        _warn_of_column(
+            f"{advice.party}: cells {counts_text} of column {column.name!r} count as empty; if "
+            f"they are a category, say {advice.add_to_list('categorical', str(column.name))}"
+        )
+    return column.mask(is_empty_N) if is_empty_N.any() else column
 
 
 def _extract_ids(
-    frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str
+    frame: pd.DataFrame, columns: tuple[str, ...], *, table_name: str, party: str
 ) -> Sequence[str]:
     """Return one ID for each row, as text; several ID columns are joined to one ID.
 
     The IDs of a table on disk are on disk, too.
 
-    `file`: the table's name, for errors. `party`: the party's name.
+    `table_name`: the table's name, for errors. `party`: the party's name.
 
     Raises DataError: a cell is no ID.
     """
-    readers = {
+    reader_by_column = {
         name: IdReader(
-            f"{party}: column {name!r} of {file}",
+            f"{party}: column {name!r} of {table_name}",
             describe_place=lambda row: describe_row(frame, row),
             should_strip=True,
             is_one_of_several=len(columns) > 1,
@@ -1033,34 +1092,36 @@ def _extract_ids(
         )
         for name in columns
     }
-    pieces = _iterate_ids(frame, readers)
+    id_blocks = _iterate_ids(frame, reader_by_column)
     if find_column_files(frame) is not None:
-        return MappedIds(pieces, party=party)
-    return tuple(chain.from_iterable(pieces))
+        return MappedIds(id_blocks, party=party)
+    return tuple(chain.from_iterable(id_blocks))
 
 
-def _iterate_ids(frame: pd.DataFrame, readers: Mapping[str, IdReader]) -> Iterator[list[str]]:
+def _iterate_ids(
+    frame: pd.DataFrame, reader_by_column: Mapping[str, IdReader]
+) -> Iterator[list[str]]:
     """Yield the IDs in blocks; if there are several ID columns, their texts are joined.
 
     Once a cell is no ID, no block is yielded any more, but all cells are still checked.
 
-    `readers`: for each ID column the object that converts and checks its cells.
+    `reader_by_column`: for each ID column the object that converts and checks its cells.
 
     Raises DataError: cells are no IDs. The error lists all such cells of one column.
     """
-    columns = {name: frame[name] for name in readers}
+    columns = {name: frame[name] for name in reader_by_column}
     for start in range(0, len(frame), _IDS_PER_BLOCK):
         texts_by_column = [
             reader.convert_column(columns[name].iloc[start : start + _IDS_PER_BLOCK])
-            for name, reader in readers.items()
+            for name, reader in reader_by_column.items()
         ]
-        if not all(reader.has_no_refusals for reader in readers.values()):
+        if not all(reader.has_no_refusals for reader in reader_by_column.values()):
             continue
         if len(texts_by_column) == 1:
             yield texts_by_column[0]
         else:
             yield [COLUMN_SEPARATOR.join(texts) for texts in zip(*texts_by_column, strict=True)]
-    for reader in readers.values():
+    for reader in reader_by_column.values():
         reader.require_no_refusals()
 
 
@@ -1075,7 +1136,7 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
         ConfigError: the settings name no table of a party, and the other tables have no fault.
     """
     faults = FaultList()
-    unnamed = list[ConfigError]()  # raised only if no table has a fault
+    missing_table_errors = list[ConfigError]()  # raised only if no table has a fault
     passives = list[PartyTable]()
     active_data: OwnData | None = None
     for name in party_names(settings):
@@ -1087,16 +1148,16 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
                     table, _ = _load_passive(settings, name, seed=seed)
                     passives.append(table)
         except ConfigError as error:
-            unnamed.append(error)
+            missing_table_errors.append(error)
     faults.raise_faults()
-    if unnamed:
-        raise unnamed[0]
+    if missing_table_errors:
+        raise missing_table_errors[0]
     assert active_data is not None
     return VerticalData(
         **vars(active_data),
         passives=tuple(passives),
         labels_at=settings.labels_at,
-        horizontal=settings.is_horizontal,
+        is_horizontal=settings.is_horizontal,
     )
 
 
@@ -1128,7 +1189,7 @@ def has_table_here(settings: DataSettings, name: str) -> bool:
     return is_pattern and any(path.parent.glob(path.name))
 
 
-def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
+def compute_files_digest(settings: DataSettings, *, parties: Sequence[str] | None = None) -> str:
     """Return the SHA-256 (hex) of parties' own files, and of the current rows of their queries.
 
     Stored results are reused only if this digest is unchanged. It is "" for a built-in data set,
@@ -1136,13 +1197,13 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
 
     Args:
         settings: the data settings of the run.
-        of: names of the parties whose files are read; None: all parties.
+        parties: names of the parties whose files are read; None: all parties.
     """
     if settings.parties is None:
         return ""
     digest = hashlib.sha256()
     for name, party_settings in sorted(settings.parties.items()):
-        if of is not None and name not in of:
+        if parties is not None and name not in parties:
             continue
         table: Path | pyarrow.Table | None = None
         if party_settings.has_table or party_settings.rows is None:
@@ -1168,8 +1229,8 @@ def _describe_rows(settings: DataSettings, name: str) -> list[str]:
     path = resolve_party_path(settings, Path(party_settings.rows or ""))
     if _are_images(settings, name):
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        statuses = [(file.relative_to(path), file.stat()) for file in files]
-        return [f"{file} {status.st_size} {status.st_mtime_ns}" for file, status in statuses]
+        status_by_file = [(file.relative_to(path), file.stat()) for file in files]
+        return [f"{file} {status.st_size} {status.st_mtime_ns}" for file, status in status_by_file]
     if party_settings.rows_import_path is not None:
         return [party_settings.rows_import_path]
     return _compute_digests(path, name) or []
@@ -1216,34 +1277,36 @@ def _load_active(
     faults = FaultList()
     raw = _load_raw_table(settings, name, faults, make_rows)
     with faults.gather_faults():
-        labels, groups, classes = _prepare_labels(settings, raw, party=name)
+        labels, sampling_groups, classes = _prepare_labels(settings, raw, party=name)
     if faults:
         _gather_column_faults(settings, name, raw, faults)
         faults.raise_faults()
-    is_train, used_rows = _split_active_rows(settings, groups, seed=seed)
+    is_train, used_rows = _split_active_rows(settings, sampling_groups, seed=seed)
     if len(used_rows) < len(labels):
         raw = raw.select_rows(used_rows)
         labels = labels[used_rows]
-        groups = groups[used_rows]
+        sampling_groups = sampling_groups[used_rows]
     train_rows = np.flatnonzero(is_train)
-    features, encoding, views = _encode_table(settings, name, raw, rows=train_rows)
-    chosen = choose_labelled_rows(
-        groups[train_rows], settings.labelled, seed=seed, choice=settings.split
+    features, encoding, views = _encode_table(settings, name, raw, fitted_rows=train_rows)
+    chosen_positions = choose_labelled_rows(
+        sampling_groups[train_rows], settings.labelled, seed=seed, choice=settings.split
     )
-    labelled_rows = train_rows if chosen is None else train_rows[chosen]
-    targets = (
+    labelled_rows = train_rows if chosen_positions is None else train_rows[chosen_positions]
+    target_scale = (
         TargetScale.from_targets(labels[labelled_rows], party=name)
         if labels_are_numbers(settings)
         else None
     )
-    encoded_labels = targets.encode(labels, party=name) if targets else torch.from_numpy(labels)
+    encoded_labels = (
+        target_scale.encode(labels, party=name) if target_scale else torch.from_numpy(labels)
+    )
     return OwnData(
         table=PartyTable(name, raw.ids, features, encoded_labels, encoding, views),
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(np.flatnonzero(~is_train)),
         classes=classes,
-        labelled=None if chosen is None else torch.from_numpy(labelled_rows),
-        targets=targets,
+        labelled=None if chosen_positions is None else torch.from_numpy(labelled_rows),
+        targets=target_scale,
     )
 
 
@@ -1256,15 +1319,15 @@ def _split_active_rows(
 
     `groups_N`: the group by which each of N rows is sampled, `UNLABELLED` without a label.
     """
-    known = np.flatnonzero(groups_N != UNLABELLED)
-    train, test = split_rows(
-        groups_N[known], settings.test_fraction, seed=seed, split=settings.split
+    labelled_rows = np.flatnonzero(groups_N != UNLABELLED)
+    train_positions, test_positions = split_rows(
+        groups_N[labelled_rows], settings.test_fraction, seed=seed, split=settings.split
     )
-    unlabelled = np.flatnonzero(groups_N == UNLABELLED)
-    train_rows = np.sort(np.concatenate([known[train], unlabelled]))
+    unlabelled_rows = np.flatnonzero(groups_N == UNLABELLED)
+    train_rows = np.sort(np.concatenate([labelled_rows[train_positions], unlabelled_rows]))
     if settings.limit is not None:
         train_rows = make_generator(seed, "limit").permutation(train_rows)[: settings.limit]
-    used_rows = np.sort(np.concatenate([train_rows, known[test]]))
+    used_rows = np.sort(np.concatenate([train_rows, labelled_rows[test_positions]]))
     return np.isin(used_rows, train_rows), used_rows
 
 
@@ -1285,27 +1348,32 @@ def _prepare_labels(
     if labels_are_numbers(settings):
         numbers = parse_numbers(raw.labels, party=party, column=column)
         return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
-    known = [label for label in raw.labels if label is not None]
-    if not known:
+    known_labels = [label for label in raw.labels if label is not None]
+    if not known_labels:
         raise DataError(
             f"{party}: its label column is empty in all {len(raw.labels)} rows; name the column "
             "that holds labels as label_column"
         )
-    if len(set(known)) < 2:
+    if len(set(known_labels)) < 2:
         raise DataError(
-            f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
-            "add rows of another one"
+            f"{party}: all {len(known_labels)} labels are {known_labels[0]:.40}; two classes are "
+            "needed, so add rows of another one"
         )
-    listed = settings.explicit_classes or None
-    labels, classes = encode_class_labels(raw.labels, listed, party=party, column=column)
+    listed_classes = settings.explicit_classes or None
+    labels, classes = encode_class_labels(raw.labels, listed_classes, party=party, column=column)
     positive = settings.positive
-    if positive is None and listed is None and len(classes) == 2 and settings.split == "by_class":
+    if (
+        positive is None
+        and listed_classes is None
+        and len(classes) == 2
+        and settings.split == "by_class"
+    ):
         positive = choose_positive(labels, classes)
     # Rows are sampled by the classes before they are renumbered: which class is positive must not
     # change which rows are test rows.
-    groups = labels
+    sampling_groups = labels
     labels, classes = move_positive_last(labels, classes, positive, where=f"{party}: positive")
-    return labels, groups, classes
+    return labels, sampling_groups, classes
 
 
 def load_own_tables(
@@ -1365,14 +1433,16 @@ def _load_passive(
             encoded_labels, classes = move_positive_last(
                 encoded_labels, classes, settings.positive, where=f"{name}: positive"
             )
-            used_labels = passive_labels(
+            used_labels = hide_passive_labels(
                 encoded_labels, settings.labelled, seed=seed, choice=settings.split, party=name
             )
             labels = torch.from_numpy(used_labels)
     if faults:
         _gather_column_faults(settings, name, raw, faults)
         faults.raise_faults()
-    features, encoding, views = _encode_table(settings, name, raw, rows=np.arange(len(raw.ids)))
+    features, encoding, views = _encode_table(
+        settings, name, raw, fitted_rows=np.arange(len(raw.ids))
+    )
     return PartyTable(name, raw.ids, features, labels, encoding, views), classes
 
 
@@ -1410,7 +1480,7 @@ def _gather_column_faults(
 
 
 def _encode_table(
-    settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
+    settings: DataSettings, name: str, raw: RawTable, *, fitted_rows: NDArray[np.int64]
 ) -> tuple[Any, ColumnEncoding | ArrayEncoding, dict[str, View]]:
     """Return the features of all rows (N, ...), their encoding, and the party's views by name.
 
@@ -1422,7 +1492,7 @@ def _encode_table(
         settings: the data settings of the run.
         name: the party that owns the table.
         raw: its table, as read.
-        rows: positions of the rows to which an encoding is fitted.
+        fitted_rows: positions of the rows to which an encoding is fitted.
 
     Raises TableError: all faults that fitting or encoding finds.
     """
@@ -1431,42 +1501,44 @@ def _encode_table(
         return raw.features, ArrayEncoding(row_shape=shape), {}
     party_settings = (settings.parties or {})[name]
     advice = _make_advice(settings, name)
-    views = _locate_views(settings, name, raw.features)
-    counts = CellCounts()
+    columns_by_view = _find_columns_by_view(settings, name, raw.features)
+    cell_counts = CellCounts()
     if party_settings.encoding is None:
-        encoding = _fit_encoding(settings, name, raw, views, rows=rows)
+        encoding = _fit_encoding(settings, name, raw, columns_by_view, fitted_rows=fitted_rows)
     else:
         encoding = _load_encoding(
             resolve_party_path(settings, party_settings.encoding), party_settings.encoding, name
         )
         columns = tuple(column.name for column in encoding.columns)
-        if settings.view_columns is None:
-            views = {view: ViewColumns(columns=columns) for view in views}
-    located_views = locate_views(encoding, views, source=name)
+        if settings.view_columns is None:  # the only view has the columns that the encoding reads
+            columns_by_view = {view: ViewColumns(columns=columns) for view in columns_by_view}
+    view_by_name = find_view_ranges(encoding, columns_by_view, source=name)
     features: Any
     if (columns_on_disk := find_column_files(raw.features)) is not None:
-        features = columns_on_disk.encode_rows(encoding, source=name, counts=counts)
+        features = columns_on_disk.encode_rows(encoding, source=name, cell_counts=cell_counts)
     else:
-        features = encoding.encode(raw.features, source=name, counts=counts)
+        features = encoding.encode(raw.features, source=name, counts=cell_counts)
     if party_settings.encoding is not None:
-        counts.warn_of_unseen_cells(source=name)
-        known = {column.name for column in encoding.columns}
-        if unused := [column for column in raw.features.columns if column not in known]:
+        cell_counts.warn_of_unseen_cells(source=name)
+        known_columns = {column.name for column in encoding.columns}
+        if unknown_columns := [
+            column for column in raw.features.columns if column not in known_columns
+        ]:
             _warn_of_column(
                 f"{name}: {party_settings.encoding} does not know the columns "
-                f"{', '.join(unused)}, which are left out; if that is right, say "
-                f"{advice.add_to_list('ignore', *unused)}"
+                f"{', '.join(unknown_columns)}, which are left out; if that is right, say "
+                f"{advice.add_to_list('ignore', *unknown_columns)}"
             )
-    return features, encoding, located_views
+    return features, encoding, view_by_name
 
 
 def _fit_encoding(
     settings: DataSettings,
     name: str,
     raw: RawTable,
-    views: Mapping[str, ViewColumns],
+    columns_by_view: Mapping[str, ViewColumns],
     *,
-    rows: NDArray[np.int64],
+    fitted_rows: NDArray[np.int64],
 ) -> ColumnEncoding:
     """Return an encoding that is fitted to these rows of the table of the party `name`.
 
@@ -1474,25 +1546,25 @@ def _fit_encoding(
         settings: the data settings of the run.
         name: the party that owns the table.
         raw: its table, as read; its features are columns.
-        views: the columns of each view.
-        rows: positions of the rows to which the encoding is fitted.
+        columns_by_view: the columns of each view.
+        fitted_rows: positions of the rows to which the encoding is fitted.
 
     Raises TableError: all faults, of empty cells and of columns.
     """
     assert _has_columns(raw.features)
     advice = _make_advice(settings, name)
-    missing = settings.find_missing_rule(name)
+    missing_rule = settings.find_missing_rule(name)
     faults = FaultList()
-    if missing == "error":  # checked in all rows, not only in the rows of the fit
+    if missing_rule == "error":  # checked in all rows, not only in the rows of the fit
         with faults.gather_faults():
             refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
     with faults.gather_faults():
         encoding = fit_views(
-            raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows],
-            views,
+            raw.features if len(fitted_rows) == len(raw.ids) else raw.features.iloc[fitted_rows],
+            columns_by_view,
             categorical=raw.categorical,
             # Empty cells are reported already, and must not hide other faults.
-            missing="mean" if faults else missing,
+            missing="mean" if faults else missing_rule,
             max_categories=(settings.parties or {})[name].rare_categories.most,
             source=name,
             formats=settings.find_date_formats(name),
@@ -1502,12 +1574,12 @@ def _fit_encoding(
     return encoding
 
 
-def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
+def _load_encoding(path: Path, shown_path: Path, party: str) -> ColumnEncoding:
     """Return the encoding of columns that a JSON file contains.
 
     The file is an encoding itself, or a mapping with the key "encoding", such as a model card.
 
-    `path`: the file. `called`: the path as the settings write it, for errors.
+    `path`: the file. `shown_path`: the path as the settings write it, for errors.
 
     Raises DataError: the file holds no encoding, or an encoding of images.
     """
@@ -1515,13 +1587,13 @@ def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
         content = load_json(path, dict[str, Any])
         encoding = parse_encoding(content.get("encoding", content))
     except (CheckpointError, DataError) as error:
-        raise DataError(f"{party}: {called} holds no encoding in JSON: {error}") from error
+        raise DataError(f"{party}: {shown_path} holds no encoding in JSON: {error}") from error
     if not isinstance(encoding, ColumnEncoding):
-        raise DataError(f"{party}: {called} is an encoding of images, its file is a table")
+        raise DataError(f"{party}: {shown_path} is an encoding of images, its file is a table")
     return encoding
 
 
-def _locate_views(
+def _find_columns_by_view(
     settings: DataSettings, name: str, features: pd.DataFrame
 ) -> dict[str, ViewColumns]:
     """Return the columns of each view of the party `name`, by the view's name.
@@ -1536,25 +1608,25 @@ def _locate_views(
     if not columns:
         raise DataError(NO_FEATURES.format(source=name))
     if settings.view_columns is None:
-        return {_ALL if settings.is_horizontal else name: ViewColumns(columns=columns)}
-    own_views = {
+        return {_COMMON_VIEW_NAME if settings.is_horizontal else name: ViewColumns(columns=columns)}
+    own_columns_by_view = {
         view_name: view
         for view_name, view in settings.view_columns.items()
         if not set(columns).isdisjoint(view.columns)
     }
-    listed = [column for view in own_views.values() for column in view.columns]
-    wrong = [
+    viewed_columns = [column for view in own_columns_by_view.values() for column in view.columns]
+    misplaced_columns = [
         column
-        for column in dict.fromkeys((*listed, *columns))
-        if listed.count(column) != 1 or column not in columns
+        for column in dict.fromkeys((*viewed_columns, *columns))
+        if viewed_columns.count(column) != 1 or column not in columns
     ]
-    if wrong:
+    if misplaced_columns:
         message = (
             f"{name}: view_columns must name each of its feature columns once, and all of a view "
-            f"or none; look at {', '.join(wrong[:5])}: put them into one view"
+            f"or none; look at {', '.join(misplaced_columns[:5])}: put them into one view"
         )
-        if any(column in listed for column in wrong):
+        if any(column in viewed_columns for column in misplaced_columns):
             raise DataError(message)
-        remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *wrong),)
+        remedy: Remedy = (_make_advice(settings, name).add_to_list("ignore", *misplaced_columns),)
         raise TableError([Fault(f"{message}, or say {describe_remedies([remedy])}", (remedy,))])
-    return own_views
+    return own_columns_by_view

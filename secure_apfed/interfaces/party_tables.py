@@ -131,7 +131,7 @@ def make_table(
             label_texts = [
                 None if number == UNLABELLED else str(number) for number in class_indices_N.tolist()
             ]
-            warn_of_labels(party.rows, label_texts, source=party.name, label="labels")
+            warn_of_labels(party.rows, label_texts, source=party.name, label_column="labels")
     features, encoding = _read_rows(party, fitted_rows)
     _require_rows(party, len(ids), features)
     return PartyTable(party.name, ids, features, class_indices_N, encoding)

@@ -382,7 +382,7 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
         test_rows=is_test.nonzero().flatten(),
         labelled=train_rows[:labelled_count],
         labels_at=config.data.labels_at,
-        horizontal=config.data.is_horizontal,
+        is_horizontal=config.data.is_horizontal,
         targets=TargetScale(mean=0.0, scale=1.0) if labels_are_numbers(config.data) else None,
     )
 
@@ -1217,7 +1217,7 @@ def _make_random_data(
         is_shared_N[:_MIN_ROWS] = True
     generator = torch.Generator().manual_seed(0)
     # In a horizontal partition no two parties have a person in common.
-    has_common_id_N = torch.zeros_like(is_shared_N) if template.horizontal else is_shared_N
+    has_common_id_N = torch.zeros_like(is_shared_N) if template.is_horizontal else is_shared_N
     # Labels go to shared rows first.
     shared_first = is_shared_N[:train_row_count].argsort(descending=True, stable=True)
     return replace(

@@ -437,7 +437,11 @@ class RowComparison:
 
     def as_json(self) -> dict[str, Any]:
         """Return the drift of each column as JSON values."""
-        return {"columns": [{**asdict(column), "notable": column.notable} for column in self.drift]}
+        return {
+            "columns": [
+                {**asdict(column), "notable": column.notable_differences} for column in self.drift
+            ]
+        }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -572,8 +576,8 @@ class _Predictor:
 
         `id_columns`: columns that identify rows.
         """
-        counts = None if self._drift is None else self._drift.counts
-        blocks = load_blocks(path, self.model.encoding, id_columns=id_columns, counts=counts)
+        counts = None if self._drift is None else self._drift.cell_counts
+        blocks = load_blocks(path, self.model.encoding, id_columns=id_columns, cell_counts=counts)
         for ids, features in blocks:
             outputs = self.model.predict(features)
             self._row_count += len(ids)

@@ -43,7 +43,7 @@ def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role
     if scores_F is None:
         return
     if isinstance(encoding, ColumnEncoding):
-        positioned_columns = zip(encoding.columns, encoding.places, strict=True)
+        positioned_columns = zip(encoding.columns, encoding.feature_ranges, strict=True)
         scores = {
             column.name: float(scores_F[position].norm()) for column, position in positioned_columns
         }

@@ -36,7 +36,7 @@ from apfed_protocols.installing import install_extra
 from secure_apfed.base.files import write_atomically
 from secure_apfed.data import ColumnEncoding, ImageEncoding
 from secure_apfed.data.encoding import ArrayEncoding, CategoricalColumn, Column
-from secure_apfed.data.frames import BLANK, RESPELT
+from secure_apfed.data.frames import BLANK, RESPELLABLE_PATTERN
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.runs.active_model import ActiveModel
@@ -329,7 +329,7 @@ class _Graph:
         `prefix`: first part of the nodes' names.
         """
         blank = _build_blank_pattern()
-        words = map(re.escape, sorted((EMPTY_CELL_TEXTS - column.texts) | BLANK))
+        words = map(re.escape, sorted((EMPTY_CELL_TEXTS - column.words_that_are_categories) | BLANK))
         is_empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
         if encoding.missing != "mean":
             self._refused_row_masks.append(is_empty)
@@ -349,7 +349,7 @@ class _Graph:
         is_known = self.add_node("Or", [is_empty, is_category], f"{prefix}_left_out")
         is_unknown = self.add_node("Not", [is_known], f"{prefix}_other")
         # Texts that the encoding may convert: with outer blanks, not in NFC, or spelt otherwise.
-        pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELT}"
+        pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELLABLE_PATTERN}"
         may_change = self._add_match(column, pattern, f"{prefix}_odd")
         self._refused_row_masks.append(
             self.add_node("And", [may_change, is_unknown], f"{prefix}_refused")
@@ -375,15 +375,15 @@ class _Graph:
 
         `prefix`: first part of the node's name.
         """
-        if len(column.spellings) == len(column.categories):
+        if len(column.category_by_spelling) == len(column.categories):
             return column.name
         return self.add_node(
             "LabelEncoder",
             [column.name],
             f"{prefix}_spelled",
             "ai.onnx.ml",
-            keys_strings=[text.encode() for text in column.spellings],
-            values_strings=[text.encode() for text in column.spellings.values()],
+            keys_strings=[text.encode() for text in column.category_by_spelling],
+            values_strings=[text.encode() for text in column.category_by_spelling.values()],
             default_string=b"",
         )
 

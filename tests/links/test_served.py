@@ -193,7 +193,7 @@ def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
     rows = pd.read_csv(files_by_party["new"], dtype=str)
     pd.concat([rows[:20], rows[:3], rows[20:]]).to_csv(new, index=False)
     monkeypatch.setattr(
-        "secure_apfed.organisations.served.load_blocks", partial(load_blocks, rows=20)
+        "secure_apfed.organisations.served.load_blocks", partial(load_blocks, block_row_count=20)
     )
     said, told = predict_once(files, new, tmp_path / "one.csv")
     assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5

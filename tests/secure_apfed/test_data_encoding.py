@@ -36,7 +36,7 @@ from secure_apfed.data.encoding import (
     parse_encoding,
 )
 from secure_apfed.data.frames import as_pandas, convert_text_column, read_texts
-from secure_apfed.data.inputs import MIN_ROWS, ColumnDrift, DriftMeter
+from secure_apfed.data.inputs import MIN_DRIFT_ROWS, ColumnDrift, DriftMeter
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
 from secure_apfed.runs.active_model import ActiveModel
@@ -161,7 +161,7 @@ def test_what_never_differed_has_no_influence(cells: tuple[list[Any], list[Any],
     encoding = fit_columns(pd.DataFrame({"x": fitted}), categorical=text, source="p")
     counts = CellCounts()
     assert encoding.encode(pd.DataFrame({"x": new}), counts=counts).tolist() == [[told], [told]]
-    assert counts.ignored == {"x": 1}
+    assert counts.ignored_by_column == {"x": 1}
     with pytest.warns(UnseenCellsWarning, match="p: 1 of 2 cells of column 'x' hold what no"):
         counts.warn_of_unseen_cells(source="p")
 
@@ -219,7 +219,7 @@ def make_people(seed: int = 0) -> pd.DataFrame:
 
 
 def measure_drift(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
-    for rows in encoding.encode(frame, counts=meter.counts).split(37):
+    for rows in encoding.encode(frame, counts=meter.cell_counts).split(37):
         meter.add_batch(rows)
     return meter
 
@@ -227,7 +227,7 @@ def measure_drift(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFra
 def test_nothing_is_told_of_columns_as_they_were() -> None:
     same = compute_drifts(make_people(1))
     assert list(same) == ["age", "job", "height"]
-    assert not [one for one in same.values() if one.notable]
+    assert not [one for one in same.values() if one.notable_differences]
     assert math.isnan(same["job"].shift)
     older = make_people(1).assign(age=lambda frame: frame["age"] + 10)
     assert compute_drifts(older)["age"].shift == pytest.approx(1.0, abs=0.2)
@@ -248,11 +248,11 @@ def test_each_change_is_told_of_its_column_alone(
 ) -> None:
     frame = make_people(1)
     found = compute_drifts(frame.assign(**{column: change(frame[column])}))
-    assert said in found[column].notable
-    assert [name for name, one in found.items() if one.notable] == [column]
+    assert said in found[column].notable_differences
+    assert [name for name, one in found.items() if one.notable_differences] == [column]
 
 
-@pytest.mark.parametrize("rows", [1, MIN_ROWS - 1, MIN_ROWS])
+@pytest.mark.parametrize("rows", [1, MIN_DRIFT_ROWS - 1, MIN_DRIFT_ROWS])
 def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     trained = make_people().assign(
         country="DE", year=2024, job=make_people()["job"].mask(make_people().index < 9)
@@ -264,16 +264,16 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
         index=range(rows),
     )
     found = {
-        one.name: one.notable
+        one.name: one.notable_differences
         for one in measure_drift(DriftMeter(encoding), encoding, new).compute_drifts()
     }
     of = f"{rows} of {rows} rows "
     unseen = f"{of}hold what no training row held, which counts for nothing"
     assert [found[name] for name in ("job", "country", "year")] == [unseen] * 3
-    assert ("its mean lies" in found["age"]) is (rows >= MIN_ROWS)
+    assert ("its mean lies" in found["age"]) is (rows >= MIN_DRIFT_ROWS)
     empty = new.assign(age=np.nan, job=None)
     told = measure_drift(DriftMeter(encoding), encoding, empty).compute_drifts()
-    found = {one.name: one.notable for one in told}
+    found = {one.name: one.notable_differences for one in told}
     filled = "which counts as the mean of training rows, or as no category"
     assert f"{of}have an empty cell, {filled}" in found["age"]
     assert found["job"] == f"{of}have an empty cell, {filled}"
@@ -421,7 +421,7 @@ def test_every_reader_says_the_same(
         counts = CellCounts()
         read = reader(frame)
         assert torch.equal(encoding.encode(read, counts=counts), expected), name
-        assert not counts.ignored, name
+        assert not counts.ignored_by_column, name
         at = data.draw(st.integers(0, len(frame) - 1))
         one = reader(frame.iloc[[at]].reset_index(drop=True))
         assert torch.equal(encoding.encode(one), expected[[at]]), name
@@ -494,7 +494,7 @@ def test_either_format_knows_what_it_lost(tmp_path: Path, trained: str, missing:
     plain = {"plz": [int(code) for code in kept["plz"]]}
     own.encoding.encode(kept.assign(**plain), counts=counts)  # as a reader of numbers has them
     lost = sum(code != 80331 for code in plain["plz"])
-    assert counts.ignored == ({"plz": lost} if lost else {})
+    assert counts.ignored_by_column == ({"plz": lost} if lost else {})
 
 
 READINGS: dict[str, Callable[[Frame], Frame]] = {
@@ -648,9 +648,9 @@ def test_spellings_of_a_category_are_one(fitted: Any, new: Any) -> None:
 
 def test_a_column_knows_its_spellings() -> None:
     spelled = CategoricalColumn(name="x", categories=("True", "yes"))
-    assert list(spelled.spellings) == ["True", "yes"]
+    assert list(spelled.category_by_spelling) == ["True", "yes"]
     both = CategoricalColumn(name="x", categories=("TRUE", "True"))
-    assert both.spellings["TRUE"] == "TRUE"
+    assert both.category_by_spelling["TRUE"] == "TRUE"
 
 
 @pytest.mark.parametrize(("fitted", "new"), UNSEEN, ids=name_cells)
@@ -659,7 +659,7 @@ def test_what_no_training_row_held_counts_for_nothing(fitted: Any, new: Any) -> 
     counts = CellCounts()
     unseen = Frame({"x": pd.Series(new, dtype=object)})
     assert not encoding.encode(unseen, counts=counts).any()
-    assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
+    assert (counts.row_count, counts.ignored_by_column, counts.empty_by_column) == (2, {"x": 2}, {})
 
 
 def test_whole_numbers_keep_their_digits_beside_empty_cells(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from secure_apfed.data import (
     pack_own,
     partition,
 )
-from secure_apfed.data.encoding import View, fit_views, locate_views
+from secure_apfed.data.encoding import View, find_view_ranges, fit_views
 from secure_apfed.data.loading import cut_strips
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.runs.run import run
@@ -273,7 +273,9 @@ def test_views_of_one_person_make_up_the_image() -> None:
     everyone = {tuple(row) for row in load_digits().data.astype(int).tolist()}
     assert images.shape == (len(common), 8, 8)
     assert {tuple(image.flatten().int().tolist()) for image in images} <= everyone
-    strips_of_28 = cut_strips((1, 28, 28), 255, views=3, active_view=2)  # one row remains
+    strips_of_28 = cut_strips(
+        (1, 28, 28), 255, strip_count=3, active_strip_number=2
+    )  # one row remains
     assert [(s.first_row, s.end_row) for s in strips_of_28] == [(9, 18), (0, 9), (18, 27)]
 
 
@@ -324,12 +326,14 @@ def test_tables_are_cut_by_names_and_numbers_and_natural_views_chosen_by_name() 
     seed=st.integers(0, 2**32),
 )
 def test_people_are_dealt_without_waste_or_repeat(rows: int, overlap: float, seed: int) -> None:
-    people = partition.deal_people(np.arange(rows), overlap=overlap, limit=None, seed=seed)
+    people = partition.deal_people(
+        np.arange(rows), overlap=overlap, max_active_rows=None, seed=seed
+    )
     used = np.concatenate(people)
-    active = len(people.shared) + len(people.active_only)
+    active = len(people.shared_rows) + len(people.active_only_rows)
     assert len(set(used.tolist())) == len(used) <= rows
-    assert len(people.shared) == partition.count_shared_rows(active, overlap)
-    assert len(people.strangers) == len(people.active_only)
+    assert len(people.shared_rows) == partition.count_shared_rows(active, overlap)
+    assert len(people.passive_only_rows) == len(people.active_only_rows)
     # One active row more would need more rows than there are.
     assert 2 * (active + 1) - partition.count_shared_rows(active + 1, overlap) > rows
 
@@ -353,9 +357,11 @@ def test_splits_and_shares_are_exact() -> None:
     with pytest.raises(DataError, match=r"leaves 4 training and 0 test rows; .*another test_"):
         partition.split_rows(np.arange(4), 0.25, seed=1)
     with pytest.raises(DataError, match="11 aligned people are wanted, and the active has 10"):
-        partition.deal_people(np.arange(50), overlap=1, limit=10, seed=0, aligned=11)
+        partition.deal_people(
+            np.arange(50), overlap=1, max_active_rows=10, seed=0, aligned_row_count=11
+        )
     with pytest.raises(DataError, match=r"0\.01 of 50 training rows leaves nobody"):
-        partition.deal_people(np.arange(101), overlap=0.01, limit=50, seed=0)
+        partition.deal_people(np.arange(101), overlap=0.01, max_active_rows=50, seed=0)
 
 
 def test_labelled_rows_are_drawn_of_each_class() -> None:
@@ -380,7 +386,9 @@ def test_labelled_rows_are_drawn_of_each_class() -> None:
 @pytest.mark.parametrize(("label", "minimum"), [(0, 12), (1, 1), (2, 0)])
 def test_clients_are_dealt_rows_of_each_class_evenly(label: int, minimum: int) -> None:
     labels = np.repeat([0, 1, 2], [50, 7, 4])
-    dealt = partition.deal_clients(labels, np.arange(61), clients=4, limit=None, seed=1)
+    dealt = partition.deal_clients(
+        labels, np.arange(61), client_count=4, max_client_rows=None, seed=1
+    )
     found = [int((labels[rows] == label).sum()) for rows in dealt]
     assert minimum <= min(found) <= max(found) <= min(found) + 1 + (label == 0)
 
@@ -389,7 +397,7 @@ def test_people_are_drawn_by_the_seed() -> None:
     labels = np.repeat([0, 1], [30, 10])
 
     def draw_rows(rows: int | None = None, each: int | None = None, seed: int = 0) -> Any:
-        return partition.draw_people(labels, rows=rows, rows_per_class=each, seed=seed)
+        return partition.draw_people(labels, people_count=rows, people_per_class=each, seed=seed)
 
     assert draw_rows() is None
     assert len(draw_rows(20)) == 20
@@ -447,13 +455,15 @@ def test_horizontal_parties_have_all_features_of_other_people_and_equal_classes(
 
 def test_clients_are_dealt_evenly_to_the_last_row() -> None:
     labels = np.repeat([0, 1, 2], [50, 7, 4])
-    dealt = partition.deal_clients(labels, np.arange(61), clients=4, limit=None, seed=1)
+    dealt = partition.deal_clients(
+        labels, np.arange(61), client_count=4, max_client_rows=None, seed=1
+    )
     assert [len(rows) for rows in dealt] == [15] * 4
     assert len(set(np.concatenate(dealt).tolist())) == 60
-    few = partition.deal_clients(labels, np.arange(61), clients=2, limit=10, seed=1)
+    few = partition.deal_clients(labels, np.arange(61), client_count=2, max_client_rows=10, seed=1)
     assert [np.bincount(labels[rows]).tolist() for rows in few] == [[8, 1, 1]] * 2
     with pytest.raises(DataError, match="3 training rows are too few for 4 clients"):
-        partition.deal_clients(labels, np.arange(3), clients=4, limit=None, seed=1)
+        partition.deal_clients(labels, np.arange(3), client_count=4, max_client_rows=None, seed=1)
 
 
 def test_prepared_rows_carry_labels_and_views(tmp_path: Path) -> None:
@@ -482,7 +492,7 @@ WALK = {"walk": ViewColumns(columns=tuple(SEQUENCES.columns), sequence=(3, 2))}
 def test_a_sequence_keeps_its_length_and_its_padding() -> None:
     encoding = fit_views(SEQUENCES, WALK, source="x")
     features = encoding.encode(SEQUENCES, source="x")
-    view = locate_views(encoding, WALK, source="x")["walk"]
+    view = find_view_ranges(encoding, WALK, source="x")["walk"]
     own = features[:, view.columns]
     steps = features[:, view.columns][:, 1:].reshape(3, 3, 2)
     assert own[:, 0].tolist() == [2, 0, 3]

@@ -16,7 +16,7 @@ from apfed_experiments.baselines import measure_run_baselines
 from secure_apfed import Active, ImageFiles, Passive
 from secure_apfed.attacks import load_recording
 from secure_apfed.config import Config
-from secure_apfed.data import files_digest, load_data, load_own_tables, row_sources
+from secure_apfed.data import compute_files_digest, load_data, load_own_tables, row_sources
 from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.errors import ConfigError, DataError
@@ -339,15 +339,15 @@ def test_a_run_of_images_is_finished_without_local_models(here: Path) -> None:
 @pytest.mark.parametrize("form", ["npy", "images", "code of IDs"])
 def test_other_rows_have_another_digest(form: str, here: Path) -> None:
     settings = name_tables(**FORMS[form])
-    before = files_digest(settings)
-    assert files_digest(settings) == before
+    before = compute_files_digest(settings)
+    assert compute_files_digest(settings) == before
     spoil: Mapping[str, Callable[[], object]] = {
         "npy": lambda: np.save(here / "rows.npy", 1 - ROWS.numpy()),
         "images": lambda: (here / "scans" / "03.png").unlink(),
         "code of IDs": lambda: (here / "people.csv").write_text("id,label\na,yes\nb,no\n"),
     }
     spoil[form]()
-    assert files_digest(settings) != before
+    assert compute_files_digest(settings) != before
 
 
 def test_nobody_names_what_makes_anothers_rows(here: Path) -> None:

@@ -30,7 +30,7 @@ from secure_apfed.alignment import IdFile
 from secure_apfed.base.files import to_json
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings, load_config_text
-from secure_apfed.data import databases, files_digest, load_blocks
+from secure_apfed.data import compute_files_digest, databases, load_blocks
 from secure_apfed.data.frames import as_pandas
 from secure_apfed.data.tables import load_own_tables, open_table
 from secure_apfed.errors import ApfedError, ConfigError, DataError
@@ -173,15 +173,15 @@ def test_files_folders_and_patterns_are_one_table(
         name: tuple(one for piece in file.pieces() for one in piece) for name, file in files.items()
     }
     assert not [file for file, ids in people_by_file.items() if ids != expected[0]]
-    blocks = load_blocks(tmp_path / "parts", expected[3], id_columns=["id"], rows=20)
+    blocks = load_blocks(tmp_path / "parts", expected[3], id_columns=["id"], block_row_count=20)
     ids, features = zip(*blocks, strict=True)
     assert sum(ids, ()) == expected[0]
     assert torch.cat(features).numpy().tobytes() == expected[1]
     every = settings(tmp_path, file=f"parts/*{ending}")
-    before = files_digest(every, of=["bank"])
-    assert before == files_digest(every, of=["bank"])
+    before = compute_files_digest(every, parties=["bank"])
+    assert before == compute_files_digest(every, parties=["bank"])
     WRITERS[ending](people().slice(25, 5), tmp_path / "parts" / f"b{ending}")
-    assert before != files_digest(every, of=["bank"])
+    assert before != compute_files_digest(every, parties=["bank"])
 
 
 def test_what_is_wrong_in_several_files_is_told_by_file(tmp_path: Path) -> None:
@@ -245,17 +245,17 @@ def test_a_query_is_the_same_table(
 ) -> None:
     database = base(tmp_path)
     data = settings(tmp_path, database=database)
-    before = files_digest(data, of=["bank"])
+    before = compute_files_digest(data, parties=["bank"])
     monkeypatch.setattr(databases, "_ROWS", rows)
     assert table_of(data) == expected
-    assert files_digest(data, of=["bank"]) == before
+    assert compute_files_digest(data, parties=["bank"]) == before
     pieces = IdFile("bank", open_table(data, "bank"), "id").pieces()
     assert tuple(one for piece in pieces for one in piece) == expected[0]
     fewer = {
         **database,
         "query": database["query"].replace("FROM people", "FROM people WHERE id > '1'"),
     }
-    assert files_digest(settings(tmp_path, database=fewer), of=["bank"]) != before
+    assert compute_files_digest(settings(tmp_path, database=fewer), parties=["bank"]) != before
 
 
 SQLITE: Mapping[str, Any] = {"url": "sqlite:///crm.db", "query": QUERY}
@@ -491,7 +491,7 @@ def test_postgresql_is_the_same_table_and_its_password_lies_in_no_file(
     found = table_of(data)
     assert [one[-3:] for one in found[0]] == list(expected[0])
     assert found[1:] == expected[1:]
-    assert len(files_digest(data, of=["bank"])) == 64
+    assert len(compute_files_digest(data, parties=["bank"])) == 64
     wrong = {**database, "query": "SELECT nextval('counter') AS id ORDER BY id"}
     with pytest.raises(DataError, match=r"database: cannot execute .* a read-only tran"):
         table_of(settings(tmp_path, database=wrong))

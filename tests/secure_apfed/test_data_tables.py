@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from secure_apfed.alignment.ids import IdFile
-from secure_apfed.data import ColumnEncoding, ImageEncoding, files_digest, frames, load_data
+from secure_apfed.data import ColumnEncoding, ImageEncoding, compute_files_digest, frames, load_data
 from secure_apfed.data.tables import load_own_tables, warn_of_labels
 from secure_apfed.errors import ApfedError, DataError, SuspectColumnWarning
 from secure_apfed.settings.data import DataSettings, Missing, PartySettings
@@ -373,18 +373,18 @@ def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
     settings = DataSettings(dataset="tables", folder=tmp_path, parties=parties)
     for name in ("shop.csv", "enc.json"):
         (tmp_path / name).write_text("{}")
-    found = {files_digest(settings)}
-    own = files_digest(settings, of=["active"])
+    found = {compute_files_digest(settings)}
+    own = compute_files_digest(settings, parties=["active"])
     owns = set[str]()
     for name in ("shop.csv", "enc.json", "large_bank.parquet/part=0/more.parquet"):
-        owns.add(files_digest(settings, of=["active"]))
+        owns.add(compute_files_digest(settings, parties=["active"]))
         (tmp_path / name).write_text("other")
-        found.add(files_digest(settings))
+        found.add(compute_files_digest(settings))
     assert owns == {own}
     assert len(found) == 4
     (tmp_path / "shop.csv").unlink()
     with pytest.raises(DataError, match=r"shop: .* cannot be read"):
-        files_digest(settings)
+        compute_files_digest(settings)
 
 
 TRICKY = (
@@ -487,7 +487,9 @@ def test_a_column_that_is_the_label(
     features = pd.DataFrame({"column": column})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_labels(features, labels, source="large_bank", label="y", numbers=numbers)
+        warn_of_labels(
+            features, labels, source="large_bank", label_column="y", are_labels_numbers=numbers
+        )
     assert [one.category for one in caught] == [SuspectColumnWarning] * told
 
 

@@ -103,7 +103,7 @@ def horizontal_data() -> VerticalData:
         classes=("negative", "positive"),
         train_rows=torch.arange(TRAINED),
         test_rows=torch.arange(TRAINED, PEOPLE),
-        horizontal=True,
+        is_horizontal=True,
     )
 
 

@@ -379,17 +379,17 @@ def test_blocks_are_the_whole_and_say_where(tmp_path: Path, ending: str, place: 
     path = tmp_path / f"rows.{ending}"
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
     encoding = ColumnEncoding.for_numeric_columns(["x"])
-    parts = list(load_blocks(path, encoding, id_columns=["who"], rows=4))
+    parts = list(load_blocks(path, encoding, id_columns=["who"], block_row_count=4))
     assert [len(ids) for ids, _ in parts] == [4, 4, 2]
     ids, features = load_features(path, encoding, id_columns=["who"])
     assert tuple(name for names, _ in parts for name in names) == ids
     assert ids[3] == "003"
     assert torch.equal(torch.cat([one for _, one in parts]), features)
-    numbered = [ids for ids, _ in load_blocks(path, encoding, rows=4)]
+    numbered = [ids for ids, _ in load_blocks(path, encoding, block_row_count=4)]
     assert numbered[2] == ("8", "9")
     frame["x"] = [*"012345", "six", *"789"]
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
-    blocks = load_blocks(path, encoding, rows=4)
+    blocks = load_blocks(path, encoding, block_row_count=4)
     next(blocks)
     with pytest.raises(DataError, match=rf"column 'x' is numeric.*{place}"):
         next(blocks)
