@@ -370,7 +370,7 @@ def convert_cells(
 
 
 def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of CSV files as one frame, with the places of all blocks (`LINES_ATTRIBUTE`)."""
+    """Return the rows of CSV files as one frame, whose `LINES_ATTRIBUTE` covers all blocks."""
     joined = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
     joined.attrs[LINES_ATTRIBUTE] = tuple(
         line for block in blocks for line in block.attrs[LINES_ATTRIBUTE]

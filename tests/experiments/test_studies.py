@@ -325,7 +325,9 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
 def test_a_worker_takes_the_code_that_settings_of_the_caller_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plugins, "_noted_code", set())  # as in a process that has read no settings
+    monkeypatch.setattr(
+        plugins, "_trusted_import_paths", set()
+    )  # as in a process that has read no settings
     task = partial(
         plugins.require_trusted_code,
         "their_attacks:Mine",

@@ -149,7 +149,7 @@ def test_images_are_read_when_they_are_asked_for(here: Path) -> None:
 
 
 def test_a_large_array_is_read_row_by_row(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_sources, "IN_MEMORY", 100)
+    monkeypatch.setattr(row_sources, "MAX_BYTES_IN_MEMORY", 100)
     features = load_table(**FORMS["npy"]).features
     assert is_lazy(features)
     assert torch.equal(features[torch.tensor([3, 1])], ROWS[[3, 1]])

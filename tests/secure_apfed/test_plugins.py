@@ -286,7 +286,7 @@ def test_nobody_names_code_for_another(installed: Path, kind: PluginKind, name: 
 def test_the_refusal_says_how_a_party_takes_what_it_trusts(
     beside: Path, kind: PluginKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins, "_noted_code", set())
+    monkeypatch.setattr(plugins, "_trusted_import_paths", set())
     code = f"code_of_others:{class_of(kind)}"
     for table in (DATASETS, DEFENCES, GUARDS, LABELLERS, METHODS, TASKS):
         monkeypatch.delitem(table, code, raising=False)
