@@ -64,9 +64,8 @@ _SUMS_BY_STRENGTH = (
 
 
 def _format_sum_name(settings: "SumSettings") -> str:
-    """Return the name by which `_SUMS_BY_STRENGTH` and `SECURE_SUMS` have this secure sum: scheme
-    and masks, as
-    "plain + pairwise masks".
+    """Return the name by which `_SUMS_BY_STRENGTH` and `SECURE_SUMS` have this secure sum:
+    scheme and masks, as "plain + pairwise masks".
     """
     masks = "" if settings.masks == "none" else f" + {settings.masks} masks"
     return f"{settings.scheme}{masks}"
