@@ -263,7 +263,8 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     role = str(party.roles[name])
     guarantees = party.own.list_promises(party.config, role)
     guarantees_text = "; ".join(
-        f"{promise.format_title(names_fixed_part=True)}: {promise.sentence}" for promise in guarantees
+        f"{promise.format_title(names_fixed_part=True)}: {promise.sentence}"
+        for promise in guarantees
     )
     sent_bytes = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
     headlines = make_headlines(party.attacks or ())

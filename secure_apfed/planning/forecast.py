@@ -1083,7 +1083,7 @@ def _rehearse(
     """
     changes = {
         "transcript": TranscriptSettings(keep="none"),
-        "alignment": config.alignment.for_a_trial(),
+        "alignment": config.alignment.for_trial_ids(),
         "method": config.method.for_rehearsal(step_count, config.train.epochs),
     }
     rehearsal_config = config.model_copy(update=changes)
@@ -1335,13 +1335,15 @@ def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, in
     if not config.method.needs_alignment:
         return {}
     single_ids = _sample_ids(config, data, 1)
-    bytes_by_route, _ = _run_intersection(config, data, config.alignment.selected_protocol, single_ids)
+    bytes_by_route, _ = _run_intersection(
+        config, data, config.alignment.selected_protocol, single_ids
+    )
     return bytes_by_route
 
 
 def _sample_ids(config: Config, data: VerticalData, count: int) -> dict[str, list[bytes]]:
     """Return the first `count` IDs of each party, encoded for the intersection, by party."""
-    settings = config.alignment.for_a_trial()
+    settings = config.alignment.for_trial_ids()
     return {
         table.name: canonical_ids(table.name, table.ids[:count], settings) for table in data.tables
     }
@@ -1358,7 +1360,7 @@ def _run_intersection(
     """
     # The size limit is that of the sample: some protocols refuse the limit of large runs.
     update = {"protocol": protocol, "maximum_ids": _SAMPLED_IDS}
-    settings = config.alignment.for_a_trial().model_copy(update=update)
+    settings = config.alignment.for_trial_ids().model_copy(update=update)
     intersection = make_intersection(settings, session=f"plan {protocol}", dealer=_DEALER)
     # The first rows of two tables may have no ID in common, which must not be an error here.
     intersection.agreement = replace(intersection.agreement, minimum_rows=0)

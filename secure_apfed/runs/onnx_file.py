@@ -329,7 +329,9 @@ class _Graph:
         `prefix`: first part of the nodes' names.
         """
         blank = _build_blank_pattern()
-        words = map(re.escape, sorted((EMPTY_CELL_TEXTS - column.words_that_are_categories) | BLANK))
+        words = map(
+            re.escape, sorted((EMPTY_CELL_TEXTS - column.words_that_are_categories) | BLANK)
+        )
         is_empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
         if encoding.missing != "mean":
             self._refused_row_masks.append(is_empty)

@@ -113,7 +113,9 @@ def _require_trainable(config: Config, left_out: str, other_passives: Sequence[s
     `left_out`: name of the passive that is left out. `other_passives`: names of the other passives.
     """
     method = config.method
-    contributing_passives = [name for name in other_passives if config.find_passive_settings(name).weight > 0]
+    contributing_passives = [
+        name for name in other_passives if config.find_passive_settings(name).weight > 0
+    ]
     has_sum = method.has_secure_sum or method.vote_protocol == "encrypted"
     # A sum of one contribution reveals it.
     is_single_contribution = len(other_passives) == 1 or len(contributing_passives) == 1
