@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -190,7 +190,7 @@ def warn_of_labels(
         return
     known_labels = pd.Series([labels[row] for row in labelled_rows])
     label_numbers = pd.Series(pd.factorize(known_labels)[0])  # the number of each label's class
-    can_predict_all = _can_separate_classes
+    can_predict_all: Callable[[pd.Series, pd.Series], bool] = _can_separate_classes
     if are_labels_numbers:
         label_numbers = pd.to_numeric(known_labels, errors="coerce")
         can_predict_all = _can_order_labels

@@ -61,7 +61,7 @@ from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.settings import Settings
-from secure_apfed.settings.data import TABLES, TableShape
+from secure_apfed.settings.data import OWN_TABLES, TableShape
 from secure_apfed.settings.promises import Promise, list_guarantees
 from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings, ModelSettings
@@ -438,7 +438,7 @@ def forecast(
         time_baselines: function from the data to the seconds that local baselines take; None: their
             time is not forecast.
     """
-    if shapes is None or config.data.dataset != TABLES:
+    if shapes is None or config.data.dataset != OWN_TABLES:
         return _forecast_tables(config, None, time_baselines=time_baselines)
     fewest_rows = min(shape.rows for shape in shapes.values())
     row_factor = max(1.0, fewest_rows / _MAX_PLANNED_ROWS)
@@ -637,7 +637,7 @@ def _load_planned_data(config: Config, shapes: Mapping[str, TableShape] | None) 
 
     Raises DataError: tables or networks would not fit into memory.
     """
-    if shapes is not None and config.data.dataset == TABLES:
+    if shapes is not None and config.data.dataset == OWN_TABLES:
         _require_memory(config, shapes)
         _require_bounded_networks(config, [shape.features for shape in shapes.values()])
         return _make_empty_data(config, shapes)
@@ -802,7 +802,7 @@ def _count_party_columns(
     `shapes`: party -> the declared shape; None: the tables were read.
     """
     tables = data.tables if config.method.has_joint_svd else data.passives
-    if shapes is not None and config.data.dataset == TABLES:
+    if shapes is not None and config.data.dataset == OWN_TABLES:
         return {table.name: shapes[table.name].features for table in tables}
     return {table.name: count_columns(table.features) for table in tables}
 
