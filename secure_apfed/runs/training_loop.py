@@ -857,7 +857,9 @@ class TrainingLoop:
             steps=self.steps,
             privacy=privacy,
             contributions=self.session.passive_costs,
-            promises=list_guarantees(self._config, privacy, spent_by_passive=self.session.passive_costs),
+            promises=list_guarantees(
+                self._config, privacy, spent_by_passive=self.session.passive_costs
+            ),
             stated=self.session.cost_reports,
             trained=self._labels.build_data(),
             recorded=self._callbacks.build_recording(),

@@ -106,7 +106,9 @@ def test_every_method_has_four_lines_that_name_every_promise(method: str) -> Non
     lines = lines_of(run)
     assert tuple(lines) == ANSWERS
     protected = lines[ANSWERS[0]]
-    named = [MEANING_BY_EPSILON[promise.figure][0] for promise in compute_guarantees(config, run.outcome)]
+    named = [
+        MEANING_BY_EPSILON[promise.figure][0] for promise in compute_guarantees(config, run.outcome)
+    ]
     assert [name for name in named if name not in protected] == []
     assert "Cost: 1.5" in protected
     assert lines[ANSWERS[2]] == "Not known: no attack ran."
