@@ -295,7 +295,7 @@ def _run_seeds(
     study = declare_study(config, folder, seed_count=seed_count, should_measure_baselines=baselines)
     answer = finished.run_study(study, parallel_runs, is_quiet=as_json)
     if as_json:
-        terminal.print_json(answer.measured.as_json())
+        terminal.print_json(answer.measurements.as_json())
 
 
 def _check_attacks_and_study(config: "Config", folder: Path) -> None:
@@ -417,7 +417,9 @@ def show_presets(
         else:
             typer.echo(format_yaml({"data": settings}), nl=False)
         return
-    rows = [(key, preset.settings["dataset"], preset.about) for key, preset in PRESETS.items()]
+    rows = [
+        (key, preset.settings["dataset"], preset.description) for key, preset in PRESETS.items()
+    ]
     columns = ("name", "dataset", "about")
     if as_json:
         terminal.print_json({"presets": [dict(zip(columns, row, strict=True)) for row in rows]})

@@ -36,7 +36,7 @@ def compute_runs(backend: str, folder: Path) -> pd.DataFrame:
     begun = time.monotonic()
     with use_backend(backend):
         started = time.monotonic()
-        point = Point(config=make_config(), folder=folder, figures_only=True)
+        point = Point(config=make_config(), folder=folder, has_metrics_only=True)
         table = run_points([point], range(RUNS), jobs=2, should_measure_baselines=False).table
     seconds = time.monotonic() - started
     print(f"{backend}: start {started - begun:.1f} s, {RUNS} runs {seconds:.1f} s")

@@ -463,7 +463,7 @@ def _start_parties(
             stack.enter_context(_start_party(file))
         active_session = stack.enter_context(join_session(active))
         script = start_active(
-            active_session.own,
+            active_session.context,
             active_session.links,
             METHODS[config.method.name],
             session=new_session(),

@@ -229,12 +229,12 @@ def _make_column(name: str) -> Column:
     """Return the column of a field, in the unit that the end of its name implies."""
     title = _TITLE_BY_FIELD.get(name, name.removesuffix("_seconds").replace("_", " "))
     if name == "case":
-        return Column(name=name, title=title, form="`{}`".format)
+        return Column(name=name, title=title, format_value="`{}`".format)
     if name.endswith("seconds"):
-        return Column(name=name, title=title, form=partial(_format_unit, _TIME_UNITS))
+        return Column(name=name, title=title, format_value=partial(_format_unit, _TIME_UNITS))
     if name.endswith(("bytes", "memory")):
-        return Column(name=name, title=title, form=partial(_format_unit, _SIZE_UNITS))
-    return Column(name=name, title=title, form=_format_number)
+        return Column(name=name, title=title, format_value=partial(_format_unit, _SIZE_UNITS))
+    return Column(name=name, title=title, format_value=_format_number)
 
 
 def _format_number(value: object) -> str:

@@ -193,12 +193,12 @@ class RunGain(StoredResult):
     high: float | None = None
 
     @property
-    def points(self) -> str:
+    def value_text(self) -> str:
         """Return the gain with its unit, such as percentage points."""
         return MEASURES[self.measure].format_points(self.value)
 
     @property
-    def interval(self) -> str:
+    def interval_text(self) -> str:
         """Return the ends of the interval with their unit; empty if there is none."""
         if self.low is None or self.high is None:
             return ""
@@ -206,12 +206,12 @@ class RunGain(StoredResult):
         return f"{low} to {high}"
 
     @property
-    def text(self) -> str:
+    def comparison_text(self) -> str:
         """Return the gain with its baseline, its number of test rows and its interval."""
-        gain_text = f"{self.points} against {self.baseline} on the same {self.rows:,} test rows"
-        if not self.interval:
+        gain_text = f"{self.value_text} against {self.baseline} on the same {self.rows:,} test rows"
+        if not self.interval_text:
             return gain_text
-        return f"{gain_text}, 95 % over them, paired: {self.interval}"
+        return f"{gain_text}, 95 % over them, paired: {self.interval_text}"
 
 
 class BaselinesRecord(StoredResult):
@@ -258,7 +258,7 @@ class BaselinesRecord(StoredResult):
         return next(baseline for baseline in self.baselines if baseline.name == name)
 
     @property
-    def chosen(self) -> str:
+    def choice_text(self) -> str:
         """Return in words how the best was chosen: by true labels, or by randomised ones."""
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
@@ -270,7 +270,8 @@ class BaselinesRecord(StoredResult):
             training_note += f" of {self.learnt:,} rows" if self.learnt else " rows"
         rows = "" if self.rows is None else f" on {self.rows:,} test rows"
         return (
-            f"{self.best.title}, the best that the active does alone{training_note} {self.chosen}: "
+            f"{self.best.title}, the best that the active does alone{training_note} "
+            f"{self.choice_text}: "
             f"{self.headline_measure.title} "
             f"{self.headline_measure.format_value(self.best.test)}{rows}"
         )
@@ -283,7 +284,7 @@ class BaselinesRecord(StoredResult):
         if gain is None:
             return f"no gain can be told over {self.best.title}: {DIFFERENT_TEST_ROWS}"
         return (
-            f"{gain.text}; one run shows no gain, only several seeds do "
+            f"{gain.comparison_text}; one run shows no gain, only several seeds do "
             "(secure-apfed run CONFIG --seeds 5)"
         )
 

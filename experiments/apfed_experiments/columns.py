@@ -53,29 +53,31 @@ class Column:
     Attributes:
         name: key of the column's value in a row; a row without it is exported without this column.
         title: header; None: the column is exported to programs but not shown to people.
-        form: function that returns the text of a value.
-        missing: text of a cell whose value is None.
-        note: function of the row, whose text follows the value in brackets; empty: no brackets.
-        keys: names of the exported numbers. None: the column's name; (): nothing is exported; three
-            names for an interval's mean, low and high; as many as a tuple has parts.
-        scale: factor of the exported numbers.
+        format_value: function that returns the text of a value.
+        missing_text: text of a cell whose value is None.
+        make_note: function of the row, whose text follows the value in brackets; empty: no
+            brackets.
+        export_keys: names of the exported numbers. None: the column's name; (): nothing is
+            exported; three names for an interval's mean, low and high; as many as a tuple has
+            parts.
+        export_scale: factor of the exported numbers.
     """
 
     name: str
     title: str | None = None
-    form: Formatter = str
-    missing: str = ""
-    note: Callable[[Row], str] = lambda row: ""
-    keys: tuple[str, ...] | None = None
-    scale: float = 1.0
+    format_value: Formatter = str
+    missing_text: str = ""
+    make_note: Callable[[Row], str] = lambda row: ""
+    export_keys: tuple[str, ...] | None = None
+    export_scale: float = 1.0
 
     def format_cell(self, row: Row) -> str:
         """Return the text of this column's cell of a row, with its note in brackets."""
         value = row.get(self.name)
         if value is None:
-            return self.missing
-        note = self.note(row)
-        text = self.form(value)
+            return self.missing_text
+        note = self.make_note(row)
+        text = self.format_value(value)
         return f"{text} ({note})" if note else text
 
     def export_fields(self, row: Row) -> Row:
@@ -84,18 +86,20 @@ class Column:
         A column with several keys exports one number for each, NaN for a missing value. The result
         is empty if the row lacks the column, or the column is not exported.
         """
-        keys = (self.name,) if self.keys is None else self.keys
+        keys = (self.name,) if self.export_keys is None else self.export_keys
         if self.name not in row or not keys:
             return {}
         value = row[self.name]
         if len(keys) == 1:
             (key,) = keys
             # Only numbers have a scale; other values, such as intervals, are exported whole.
-            return {key: self.scale * value if self.scale != 1.0 else export_value(value)}
+            return {
+                key: self.export_scale * value if self.export_scale != 1.0 else export_value(value)
+            }
         if value is None:
             return dict.fromkeys(keys, math.nan)
         numbers = value if isinstance(value, tuple) else astuple(value)
-        return {key: self.scale * number for key, number in zip(keys, numbers, strict=True)}
+        return {key: self.export_scale * number for key, number in zip(keys, numbers, strict=True)}
 
 
 def format_epsilon(epsilon: float) -> str:
@@ -105,11 +109,11 @@ def format_epsilon(epsilon: float) -> str:
     return spell_epsilon(epsilon or None)
 
 
-EPSILON = Column(name="epsilon", title="epsilon", form=format_epsilon)
+EPSILON = Column(name="epsilon", title="epsilon", format_value=format_epsilon)
 P_HOLM = Column(
     name="p_holm",
     title="p, Holm",
-    form=lambda p: "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}",
+    format_value=lambda p: "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}",
 )
 
 
@@ -121,8 +125,8 @@ def make_percent_formatter(number_format: str = ".1f") -> Formatter:
 ACCURACY_SHARE = Column(
     name="accuracy",
     title="accuracy %",
-    form=make_percent_formatter(),
-    keys=("accuracy", "accuracy_low", "accuracy_high"),
+    format_value=make_percent_formatter(),
+    export_keys=("accuracy", "accuracy_low", "accuracy_high"),
 )
 
 
@@ -157,7 +161,9 @@ def make_visible_column(
     `format_value`: function that returns the text of a value. `missing_text`: text of a cell
     without a value.
     """
-    return Column(name=name, title=title, form=format_value, missing=missing_text, keys=())
+    return Column(
+        name=name, title=title, format_value=format_value, missing_text=missing_text, export_keys=()
+    )
 
 
 @dataclass(frozen=True)
@@ -222,7 +228,9 @@ def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
     formatter_by_name = dict.fromkeys(names, format_value)
     if "epsilon" in formatter_by_name:
         formatter_by_name["epsilon"] = format_epsilon_value
-    columns = [Column(name=name, title=name, form=form) for name, form in formatter_by_name.items()]
+    columns = [
+        Column(name=name, title=name, format_value=form) for name, form in formatter_by_name.items()
+    ]
     return Table(columns, rows, title)
 
 
@@ -246,7 +254,7 @@ def add_gain_p_values(rows: Sequence[Row], seed_count: int) -> None:
     seeds.
     """
     gains = [row.get("gain") for row in rows]
-    intervals = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
+    intervals = [gain.gain_over_chosen if isinstance(gain, Gain) else gain for gain in gains]
     for row, p_value in zip(rows, adjust_p_values(intervals, seed_count), strict=True):
         row["p_holm"] = p_value
 

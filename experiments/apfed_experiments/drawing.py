@@ -112,7 +112,7 @@ class Picture:
         return round(pixels * _PAGE_DPI / _PICTURE_DPI)
 
     @property
-    def is_broad(self) -> bool:
+    def is_too_wide_for_phone(self) -> bool:
         """Return whether its letters are too small on a phone's narrow screen."""
         return self.width > _PHONE_PIXELS
 

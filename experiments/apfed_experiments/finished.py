@@ -53,7 +53,7 @@ class FinishedRun:
     who_helped: WhoHelped | None = None
 
     @property
-    def figure(self) -> str:
+    def epsilon_name(self) -> str:
         """The name of the method's main epsilon, such as "epsilon_x": a key of
         `promises.MEANING_BY_EPSILON`.
         """
@@ -65,19 +65,19 @@ class FinishedRun:
         return make_headlines(self.attacks or (), self.config)
 
     @property
-    def promises(self) -> tuple[Promise, ...]:
+    def guarantees(self) -> tuple[Promise, ...]:
         """The guarantees on all kinds of messages, of each party."""
         return compute_guarantees(self.config, self.outcome)
 
     @property
-    def promise(self) -> Promise:
-        """The weakest guarantee of the kind `figure` on what leaves a party."""
-        return find_worst_guarantee(self.promises, self.figure)
+    def weakest_guarantee(self) -> Promise:
+        """The weakest guarantee of the kind `epsilon_name` on what leaves a party."""
+        return find_worst_guarantee(self.guarantees, self.epsilon_name)
 
     @property
     def epsilon(self) -> float:
         """The epsilon of the weakest guarantee; inf: no guarantee, 0: nothing is sent."""
-        return self.promise.epsilon or 0.0
+        return self.weakest_guarantee.epsilon or 0.0
 
 
 def load_finished_run(path: Path) -> FinishedRun:

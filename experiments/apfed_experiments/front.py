@@ -24,14 +24,14 @@ class FrontRow:
     Attributes:
         name: title of the row.
         gain: gain in accuracy over the best local model, a share of test rows.
-        read: advantage (R2 over the baseline) of the best attack on the passives' features.
-        shows_labels: whether the passives receive labels of the active.
+        leakage: advantage (R2 over the baseline) of the best attack on the passives' features.
+        has_shown_labels: whether the passives receive labels of the active.
     """
 
     name: str
     gain: Interval
-    read: Interval
-    shows_labels: bool = False
+    leakage: Interval
+    has_shown_labels: bool = False
 
 
 def find_front(
@@ -72,13 +72,13 @@ def _dominates(other: FrontRow, row: FrontRow) -> bool:
 
     It is at least as good in gain, features read and labels shown, and not equal in all.
     """
-    if other.shows_labels and not row.shows_labels:
+    if other.has_shown_labels and not row.has_shown_labels:
         return False
-    is_as_good = other.gain.mean >= row.gain.mean and other.read.mean <= row.read.mean
-    is_equal = (other.gain.mean, other.read.mean, other.shows_labels) == (
+    is_as_good = other.gain.mean >= row.gain.mean and other.leakage.mean <= row.leakage.mean
+    is_equal = (other.gain.mean, other.leakage.mean, other.has_shown_labels) == (
         row.gain.mean,
-        row.read.mean,
-        row.shows_labels,
+        row.leakage.mean,
+        row.has_shown_labels,
     )
     return is_as_good and not is_equal
 
@@ -89,12 +89,14 @@ def describe_front(rows: Sequence[FrontRow]) -> str:
         return "No line has both a gain and an attack on the passives' features."
     rows_with_dominating = [(row, find_dominating(row, rows)) for row in rows]
     front_rows = sorted(
-        (row for row, other in rows_with_dominating if other is None), key=lambda row: row.read.mean
+        (row for row, other in rows_with_dominating if other is None),
+        key=lambda row: row.leakage.mean,
     )
     sentences = [f"On the front of gain against features read: {_describe_rows(front_rows)}."]
     sentences += [
         f"{row.name} is dominated by {other.name}: {100 * other.gain.mean:+.1f} for "
-        f"{100 * row.gain.mean:+.1f} points, R2 {other.read.mean:.2f} for {row.read.mean:.2f}."
+        f"{100 * row.gain.mean:+.1f} points, R2 {other.leakage.mean:.2f} for "
+        f"{row.leakage.mean:.2f}."
         for row, other in rows_with_dominating
         if other is not None
     ]
@@ -123,7 +125,7 @@ def describe_dominated(rows_by_data_set: Mapping[str, Sequence[FrontRow]]) -> st
 def _describe_rows(rows: Sequence[FrontRow]) -> str:
     """Return the names of these rows with gain in points and R2 of the features that are read."""
     return "; ".join(
-        f"{row.name} ({100 * row.gain.mean:+.1f} points, R2 {row.read.mean:.2f})" for row in rows
+        f"{row.name} ({100 * row.gain.mean:+.1f} points, R2 {row.leakage.mean:.2f})" for row in rows
     )
 
 
@@ -136,15 +138,15 @@ def draw_front(path: Path, rows: Sequence[FrontRow], *, title: str) -> Picture:
     with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
         # Rows that show labels ask for more trust, so there is a front without them, too.
-        rows_without_labels = [row for row in rows if not row.shows_labels]
+        rows_without_labels = [row for row in rows if not row.has_shown_labels]
         for compared_rows, line_style in ((rows_without_labels, "-"), (rows, "--")):
             front = find_front(
                 compared_rows,
-                get_leakage=lambda row: row.read.mean,
+                get_leakage=lambda row: row.leakage.mean,
                 get_gain=lambda row: row.gain.mean,
             )
             axes.plot(
-                [row.read.mean for row in front],
+                [row.leakage.mean for row in front],
                 [100 * row.gain.mean for row in front],
                 color=OUR_COLOUR,
                 linestyle=line_style,
@@ -155,11 +157,11 @@ def draw_front(path: Path, rows: Sequence[FrontRow], *, title: str) -> Picture:
             is_dominated = find_dominating(row, rows) is not None
             colour = COLOURS[index % len(COLOURS)]
             axes.errorbar(
-                row.read.mean,
+                row.leakage.mean,
                 100 * row.gain.mean,
-                xerr=row.read.compute_error_bars(),
+                xerr=row.leakage.compute_error_bars(),
                 yerr=row.gain.compute_error_bars(100),
-                fmt="s" if row.shows_labels else "o",
+                fmt="s" if row.has_shown_labels else "o",
                 color=colour,
                 markerfacecolor="white" if is_dominated else colour,
                 capsize=2.5,

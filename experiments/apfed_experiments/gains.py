@@ -94,28 +94,30 @@ class _DataSet:
     """A data set, and the settings of the runs on it.
 
     Attributes:
-        data: settings under `data`.
-        settings: top-level settings of all its runs.
-        votes: settings under `method`, where passives vote.
-        network: settings `model` and `train` of the methods that train a network, APFed and TVFL.
-        projection: number of values of a row that are sent where APFed's exchange uses no label.
-        known: the share of the active's training people that each passive knows, sampled
+        data_settings: settings under `data_settings`.
+        run_settings: top-level settings of all its runs.
+        vote_settings: settings under `method`, where passives vote.
+        network_settings: settings `model` and `train` of the methods that train a network, APFed
+            and TVFL.
+        projection_size: number of values of a row that are sent where APFed's exchange uses no
+            label.
+        known_share: the share of the active's training people that each passive knows, sampled
             independently; None: each knows all.
     """
 
-    data: Mapping[str, Any]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    votes: Mapping[str, Any] = field(default_factory=dict)
-    network: Mapping[str, Any] = field(default_factory=lambda: NETWORK)
-    projection: int = 16
-    known: float | None = None
+    data_settings: Mapping[str, Any]
+    run_settings: Mapping[str, Any] = field(default_factory=dict)
+    vote_settings: Mapping[str, Any] = field(default_factory=dict)
+    network_settings: Mapping[str, Any] = field(default_factory=lambda: NETWORK)
+    projection_size: int = 16
+    known_share: float | None = None
 
 
 _DIABETES = _DataSet(
-    data={"dataset": "diabetes"},
-    settings={"task": "regression"},
-    votes={"prior": "labeller", "labeller": "ridge"},
-    network={
+    data_settings={"dataset": "diabetes"},
+    run_settings={"task": "regression"},
+    vote_settings={"prior": "labeller", "labeller": "ridge"},
+    network_settings={
         "model": {"hidden": [32], "representation": 16, "dropout": 0.0},
         "train": {
             "epochs": 30,
@@ -127,9 +129,9 @@ _DIABETES = _DataSet(
     },
 )
 _CREDIT_CARD = _DataSet(
-    data={"dataset": "credit_card"},
-    settings={"measure": "auc"},
-    network={
+    data_settings={"dataset": "credit_card"},
+    run_settings={"measure": "auc"},
+    network_settings={
         "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
         "train": {"epochs": 10, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 10},
     },
@@ -141,7 +143,9 @@ _PAIRWISE_ALIGNMENT: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "allow_single_passive": True},
 }
 _PARTLY_KNOWN_SETS = {
-    f"{name}-known-{known}": _DataSet(data=data, settings=_PAIRWISE_ALIGNMENT, known=known / 100)
+    f"{name}-known-{known}": _DataSet(
+        data_settings=data, run_settings=_PAIRWISE_ALIGNMENT, known_share=known / 100
+    )
     for name, data in (
         ("digits", {**_DIGITS, "limit": 800}),
         ("breast-cancer-errors", _BREAST_CANCER_ERRORS),
@@ -149,20 +153,24 @@ _PARTLY_KNOWN_SETS = {
     for known in (20, 50, 80)
 }
 _DATA_SETS: Mapping[str, _DataSet] = {
-    "digits": _DataSet(data=_DIGITS),
-    "breast-cancer-errors": _DataSet(data=_BREAST_CANCER_ERRORS),
-    "wine": _DataSet(data={"dataset": "wine"}),
+    "digits": _DataSet(data_settings=_DIGITS),
+    "breast-cancer-errors": _DataSet(data_settings=_BREAST_CANCER_ERRORS),
+    "wine": _DataSet(data_settings={"dataset": "wine"}),
     # The same with half as many values sent of a row as the narrowest passive has columns.
-    "digits-narrow": _DataSet(data=_DIGITS, projection=7),
-    "breast-cancer-errors-narrow": _DataSet(data=_BREAST_CANCER_ERRORS, projection=4),
-    "wine-narrow": _DataSet(data={"dataset": "wine"}, projection=2),
+    "digits-narrow": _DataSet(data_settings=_DIGITS, projection_size=7),
+    "breast-cancer-errors-narrow": _DataSet(data_settings=_BREAST_CANCER_ERRORS, projection_size=4),
+    "wine-narrow": _DataSet(data_settings={"dataset": "wine"}, projection_size=2),
     **{
-        f"handwritten-{name}": _DataSet(data={"dataset": "handwritten", "active_view": view})
+        f"handwritten-{name}": _DataSet(
+            data_settings={"dataset": "handwritten", "active_view": view}
+        )
         for name, view in (("fou", 1), ("kar", 3), ("zer", 5))
     },
-    "handwritten-mor": _DataSet(data={"dataset": "handwritten_six", "active_view": 6}),
-    "mnist-3-1": _DataSet(data={"dataset": "mnist", "views": 3, "limit": 3000}),
-    "fashion-mnist-3-1": _DataSet(data={"dataset": "fashion_mnist", "views": 3, "limit": 3000}),
+    "handwritten-mor": _DataSet(data_settings={"dataset": "handwritten_six", "active_view": 6}),
+    "mnist-3-1": _DataSet(data_settings={"dataset": "mnist", "views": 3, "limit": 3000}),
+    "fashion-mnist-3-1": _DataSet(
+        data_settings={"dataset": "fashion_mnist", "views": 3, "limit": 3000}
+    ),
     "credit-card": _CREDIT_CARD,
     "diabetes": _DIABETES,
     **_PARTLY_KNOWN_SETS,
@@ -288,7 +296,7 @@ def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
     so that they carry no information.
     """
     data = load_seed_tables(case.config.data, seed)
-    known_share = case.data_set.known
+    known_share = case.data_set.known_share
     if known_share is not None:
         data = sample_people(data, known_share, seed=seed)
     return shuffle_passives_rows(data, seed=seed) if case.is_shuffled else data
@@ -340,29 +348,30 @@ class GainCase:
 
     Attributes:
         method: key of `_SETTINGS_BY_METHOD`.
-        data: key of `_DATA_SETS`, or the name of a table of the user's own.
-        labelled: number of labelled rows; None: all.
+        data_name: key of `_DATA_SETS`, or the name of a table of the user's own.
+        labelled_count: number of labelled rows; None: all.
         epsilon: privacy of a person's vote or projection at one passive; None: no noise.
-        own: data set that `data` names where it is the user's own; None: `_DATA_SETS` has it.
+        own_data_set: data set that `data_name` names where it is the user's own; None: `_DATA_SETS`
+            has it.
     """
 
     method: str
-    data: str
-    labelled: int | None
+    data_name: str
+    labelled_count: int | None
     epsilon: float | None = None
-    own: _DataSet | None = None
+    own_data_set: _DataSet | None = None
 
     @property
     def data_set(self) -> _DataSet:
-        """Return the data set that `data` names."""
-        return self.own or _DATA_SETS[self.data]
+        """Return the data set that `data_name` names."""
+        return self.own_data_set or _DATA_SETS[self.data_name]
 
     @property
     def name(self) -> str:
         """Return the case's name, such as "votes-randomised/digits/n50/eps4"."""
-        rows = "all" if self.labelled is None else f"n{self.labelled}"
+        rows = "all" if self.labelled_count is None else f"n{self.labelled_count}"
         noise = [] if self.epsilon is None else [f"eps{self.epsilon:g}"]
-        return "/".join([self.method, self.data, rows, *noise])
+        return "/".join([self.method, self.data_name, rows, *noise])
 
     @property
     def baseline_config(self) -> Config:
@@ -374,7 +383,7 @@ class GainCase:
         return replace(self, method=_DEFAULT_VOTES, epsilon=None).config
 
     @property
-    def control(self) -> "GainCase":
+    def ablation(self) -> "GainCase":
         """Return the ablation: the case of the same run without the passives' help.
 
         It has the same noise where passives still send messages (of shuffled rows), else none.
@@ -407,9 +416,9 @@ class GainCase:
         return Point(
             config=self.config,
             folder=folder,
-            figures_only=True,
+            has_metrics_only=True,
             baseline_config=self.baseline_config,
-            tables=partial(_load_case_tables, self),
+            make_tables=partial(_load_case_tables, self),
             measure=_measure_no_help if self.method == _NO_HELP else measure_outcome,
         )
 
@@ -420,16 +429,16 @@ class GainCase:
         Empty for methods that train no network in the exchange, such as votes and public codes.
         """
         if self.method in (*_LABELS_AFTER, *_LABELS_AFTER_SHUFFLED):
-            model = {**LABELS_AFTER["model"], "projection": self.data_set.projection}
+            model = {**LABELS_AFTER["model"], "projection": self.data_set.projection_size}
             return {**LABELS_AFTER, "model": model}
-        if self._adds_sum_noise:
+        if self._has_sum_noise:
             return _ONE_EPOCH
         if self.method in (*_NETWORK_METHODS, *_LABEL_GUARDS, _LAMBDA_0, _LAMBDA_0_CLIPPED):
-            return self.data_set.network
+            return self.data_set.network_settings
         return {}
 
     @property
-    def _adds_sum_noise(self) -> bool:
+    def _has_sum_noise(self) -> bool:
         """Return whether this is APFed with noise in the secure sum, without labels in its
         exchange; or its ablation.
         """
@@ -446,9 +455,12 @@ class GainCase:
         }
         data_set = self.data_set
         settings = {**shared_settings, **_SETTINGS_BY_METHOD[self.method]}
-        settings |= {**data_set.settings, "data": {**data_set.data, "labelled": self.labelled}}
+        settings |= {
+            **data_set.run_settings,
+            "data": {**data_set.data_settings, "labelled": self.labelled_count},
+        }
         if self.method in _VOTE_SETTINGS_BY_METHOD:
-            settings["method"] = {**settings["method"], **data_set.votes}
+            settings["method"] = {**settings["method"], **data_set.vote_settings}
         settings |= self._network_settings
         if self.method in (_LAMBDA_0, _LAMBDA_0_CLIPPED):
             settings["passives"] = {"default": {"weight": 0.0}}
@@ -458,21 +470,21 @@ class GainCase:
         if self.method == _TEACHER_SUM:
             # Representations of linear networks have norms above 1, the usual clip.
             settings["secure_sum"] = {**settings["secure_sum"], "clip": 8.0}
-        if self._adds_sum_noise:
+        if self._has_sum_noise:
             guard = shared_settings["guard"]
             settings["guard"] = {**guard, "mechanism": "frozen_gaussian", "epsilon": 1.0}
         if self.epsilon is not None:
-            section, epsilon_settings = self._epsilon_settings(self.epsilon)
+            section, epsilon_settings = self._find_epsilon_settings(self.epsilon)
             settings[section] = {**settings[section], **epsilon_settings}
         return Config.model_validate(settings)
 
-    def _epsilon_settings(self, epsilon: float) -> tuple[str, Mapping[str, Any]]:
+    def _find_epsilon_settings(self, epsilon: float) -> tuple[str, Mapping[str, Any]]:
         """Return where this method's epsilon stands in a run file: the section, and its keys there.
 
         Noise is added to the secure sum ("secure_sum"), to representations ("guard"), or to votes
         ("method").
         """
-        if self._adds_sum_noise or self.method in (_CODE, _CODE_SHUFFLED):
+        if self._has_sum_noise or self.method in (_CODE, _CODE_SHUFFLED):
             return "secure_sum", {"noise": {"epsilon": epsilon}}
         if self.method in _MECHANISM_BY_METHOD:
             mechanism = _MECHANISM_BY_METHOD[self.method]
@@ -585,7 +597,7 @@ def _make_cases() -> dict[str, GainCase]:
         _list_other_task_cases(),
     )
     cases = [
-        GainCase(method=method, data=data, labelled=labelled, epsilon=epsilon)
+        GainCase(method=method, data_name=data, labelled_count=labelled, epsilon=epsilon)
         for method, data, labelled, epsilon in chain.from_iterable(keys_by_family)
     ]
     return {case.name: case for case in cases}
@@ -603,10 +615,12 @@ def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
     cases = [
         GainCase(
             method=method,
-            data=name,
-            labelled=labelled,
+            data_name=name,
+            labelled_count=labelled,
             epsilon=epsilon,
-            own=_DataSet(data=table["data"], settings={"measure": table["measure"]}),
+            own_data_set=_DataSet(
+                data_settings=table["data"], run_settings={"measure": table["measure"]}
+            ),
         )
         for name, table in load_splits(folder).items()
         for labelled in (20, 50, 200, None)
@@ -653,54 +667,60 @@ COLUMNS = (
     Column(
         name="solo",
         title="best local model",
-        scale=100,
-        form=make_formatter(".1f", scale=100),
-        note=lambda row: row["baseline"],
+        export_scale=100,
+        format_value=make_formatter(".1f", scale=100),
+        make_note=lambda row: row["baseline"],
     ),
     Column(name="measure", title="measure"),
     Column(
         name="reached",
         title="reached",
-        form=make_formatter(".1f", scale=100),
-        scale=100,
-        keys=("accuracy",),
+        format_value=make_formatter(".1f", scale=100),
+        export_scale=100,
+        export_keys=("accuracy",),
     ),
-    Column(name="gain", title="gain", form=_format_points, scale=100, keys=("gain", "low", "high")),
+    Column(
+        name="gain",
+        title="gain",
+        format_value=_format_points,
+        export_scale=100,
+        export_keys=("gain", "low", "high"),
+    ),
     P_HOLM,
     Column(name="baseline"),
     Column(name="hindsight"),
     Column(
         name="gain_hindsight",
         title="over the oracle",
-        form=_format_points,
-        note=lambda row: row["hindsight"],
-        scale=100,
-        keys=("gain_hindsight", "low_hindsight", "high_hindsight"),
+        format_value=_format_points,
+        make_note=lambda row: row["hindsight"],
+        export_scale=100,
+        export_keys=("gain_hindsight", "low_hindsight", "high_hindsight"),
     ),
     Column(name="control"),
-    Column(name="no_help", scale=100),
+    Column(name="no_help", export_scale=100),
     Column(
         name="gain_no_help",
         title="over the ablation",
-        form=_format_points,
-        scale=100,
-        note=lambda row: f"{100 * row['no_help']:.1f}",
-        keys=("gain_no_help", "low_no_help", "high_no_help"),
+        format_value=_format_points,
+        export_scale=100,
+        make_note=lambda row: f"{100 * row['no_help']:.1f}",
+        export_keys=("gain_no_help", "low_no_help", "high_no_help"),
     ),
     Column(
         name="gain_mean",
         title="over the mean of the local models",
-        form=_format_points,
-        scale=100,
-        note=lambda row: "" if row.get("mean") is None else f"{100 * row['mean']:.1f}",
-        keys=("gain_mean", "low_mean", "high_mean"),
+        format_value=_format_points,
+        export_scale=100,
+        make_note=lambda row: "" if row.get("mean") is None else f"{100 * row['mean']:.1f}",
+        export_keys=("gain_mean", "low_mean", "high_mean"),
     ),
-    Column(name="mean", scale=100),
+    Column(name="mean", export_scale=100),
     replace(EPSILON, title="epsilon of a vote"),
     Column(name="help_used", title="help used in"),
     Column(name="wire_bytes"),
     Column(name="missing"),
-    Column(name="paid", title="", keys=()),
+    Column(name="paid", title="", export_keys=()),
 )
 
 
@@ -722,26 +742,26 @@ def _make_row(
     gain = Gain.from_rows(runs, ablation_runs)
     assert gain is not None  # the study measures baselines
     mean_columns: Row = {}
-    if gain.mean is not None:
-        mean_columns = {"mean": gain.mean, "gain_mean": gain.over_mean}
+    if gain.mean_model_score is not None:
+        mean_columns = {"mean": gain.mean_model_score, "gain_mean": gain.gain_over_mean_model}
     return mean_columns | {
         "case": case.name,
         "seeds": seed_count,
         "solo": gain.local_score,
         "measure": gain.measure,
-        "reached": gain.reached,
-        "gain": gain.over_chosen,
+        "reached": gain.model_score,
+        "gain": gain.gain_over_chosen,
         "epsilon": summary.epsilon_passives,
         "baseline": gain.baseline,
-        "hindsight": gain.hindsight,
-        "gain_hindsight": gain.over_hindsight,
-        "control": case.control.name,
-        "no_help": gain.control,
-        "gain_no_help": gain.over_control,
+        "hindsight": gain.oracle,
+        "gain_hindsight": gain.gain_over_oracle,
+        "control": case.ablation.name,
+        "no_help": gain.ablation_score,
+        "gain_no_help": gain.gain_over_ablation,
         "help_used": _describe_help_use(runs),
         "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
-        "shared": gain.shared,
+        "shared": gain.seed_correlation,
         "gain_case": case,
     }
 
@@ -831,7 +851,7 @@ def declare_study(
     """
     missing_reason_by_case = {case.name: describe_missing_data(case.config) for case in cases}
     available_cases = [case for case in cases if not missing_reason_by_case[case.name]]
-    all_cases = [*available_cases, *(case.control for case in available_cases)]
+    all_cases = [*available_cases, *(case.ablation for case in available_cases)]
     point_by_case = {case.name: case.make_point(folder) for case in all_cases}
 
     def compare(results: StudyMetrics) -> list[Part]:
@@ -847,7 +867,7 @@ def declare_study(
             else:
                 rows.append(
                     _make_row(
-                        case, seed_count, runs_by_case[case.name], runs_by_case[case.control.name]
+                        case, seed_count, runs_by_case[case.name], runs_by_case[case.ablation.name]
                     )
                 )
         add_gain_p_values([row for row in rows if "gain" in row], seed_count)
@@ -868,7 +888,7 @@ def declare_study(
 
     return Study(
         title="What help is worth",
-        reading=READING,
+        reading_guide=READING,
         folder=folder,
         measure=partial(
             run_points,

@@ -205,7 +205,7 @@ def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[fl
         # The picture shows advantages only.
         score=math.nan,
         baseline=math.nan,
-        missing="",
+        seeds_note="",
     )
 
 

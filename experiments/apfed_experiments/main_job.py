@@ -137,16 +137,16 @@ def _make_leak_column(key: str) -> Column:
 
     def describe_missing_seeds(row: Row) -> str:
         """Return in how many seeds the attack ran, as "4 of 5 seeds"; empty: in all."""
-        leak = row["summary"].leakage.get(direction)
-        return "" if leak is None else str(leak.missing)
+        leak = row["summary"].leakage_by_direction.get(direction)
+        return "" if leak is None else str(leak.seeds_note)
 
     return Column(
         name=key,
         title=direction,
-        form=make_formatter(".3f", minimum=-largest_difference, maximum=largest_difference),
-        missing=NOT_ATTACKED,
-        note=describe_missing_seeds,
-        keys=(key, f"{key}_low", f"{key}_high"),
+        format_value=make_formatter(".3f", minimum=-largest_difference, maximum=largest_difference),
+        missing_text=NOT_ATTACKED,
+        make_note=describe_missing_seeds,
+        export_keys=(key, f"{key}_low", f"{key}_high"),
     )
 
 
@@ -157,17 +157,21 @@ COLUMNS = (
     Column(
         name="gain",
         title="gain, points",
-        form=make_points_formatter(),
-        keys=("gain", "gain_low", "gain_high"),
+        format_value=make_points_formatter(),
+        export_keys=("gain", "gain_low", "gain_high"),
     ),
     P_HOLM,
     Column(
         name="ablation",
         title="over the ablation, points",
-        form=make_points_formatter(),
-        keys=("ablation", "ablation_low", "ablation_high"),
+        format_value=make_points_formatter(),
+        export_keys=("ablation", "ablation_low", "ablation_high"),
     ),
-    Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
+    Column(
+        name="bytes",
+        title="bytes",
+        format_value=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0",
+    ),
     EPSILON,
     *map(_make_leak_column, _DIRECTION_AND_METRIC_BY_KEY),
 )
@@ -359,39 +363,39 @@ class DataSetsStudy:
     """A study on several data sets: the same rows of settings are run and compared on each.
 
     Attributes:
-        title, reading: title of the study's page, and sentences on how to read its tables.
-        configs: names of the YAML files with the base settings, one for each data set.
-        lines: rows of each data set's table, unless `fewer` has others.
-        fewer: rows of tables that show fewer, by name of the YAML file.
-        first: key of the row that is measured before all others, on the first data set, and shown
-            when its seeds are done; empty: none.
+        title, reading_guide: title of the study's page, and sentences on how to read its tables.
+        config_names: names of the YAML files with the base settings, one for each data set.
+        rows: rows of each data set's table, unless `fewer_rows_by_config` has others.
+        fewer_rows_by_config: rows of tables that show fewer, by name of the YAML file.
+        first_row_key: key of the row that is measured before all others, on the first data set, and
+            shown when its seeds are done; empty: none.
     """
 
     title: str
-    reading: str
-    configs: tuple[str, ...]
-    lines: tuple[StudyRow, ...]
-    fewer: Mapping[str, tuple[StudyRow, ...]] = field(default_factory=dict)
-    first: str = ""
+    reading_guide: str
+    config_names: tuple[str, ...]
+    rows: tuple[StudyRow, ...]
+    fewer_rows_by_config: Mapping[str, tuple[StudyRow, ...]] = field(default_factory=dict)
+    first_row_key: str = ""
 
     def list_rows(self, config_name: str) -> tuple[StudyRow, ...]:
         """Return the rows of one data set's table; `config_name`: name of its YAML file."""
-        return self.fewer.get(config_name, self.lines)
+        return self.fewer_rows_by_config.get(config_name, self.rows)
 
 
 MAIN = DataSetsStudy(
     title="The main job: APFed under a secure sum and a guard",
-    reading=READING,
-    configs=("main-handwritten", "main-breast-cancer"),
-    lines=MAIN_ROWS,
-    fewer={"main-breast-cancer": FEWER_ROWS},
-    first="apfed_c",
+    reading_guide=READING,
+    config_names=("main-handwritten", "main-breast-cancer"),
+    rows=MAIN_ROWS,
+    fewer_rows_by_config={"main-breast-cancer": FEWER_ROWS},
+    first_row_key="apfed_c",
 )
 METHOD_COMPARISON = DataSetsStudy(
     title="All methods: what help is worth where few rows have a label",
-    reading=METHODS_READING,
-    configs=("main-handwritten", "main-breast-cancer", "methods-digits"),
-    lines=METHOD_ROWS,
+    reading_guide=METHODS_READING,
+    config_names=("main-handwritten", "main-breast-cancer", "methods-digits"),
+    rows=METHOD_ROWS,
 )
 
 
@@ -463,8 +467,8 @@ def make_ablation(point: Point) -> Point | None:
         folder=point.folder,
         study_row=point.study_row,
         baseline_config=point.baseline_config,
-        figures_only=True,  # it is not attacked, so only its metrics are stored
-        tables=partial(_load_shuffled, point.config),
+        has_metrics_only=True,  # it is not attacked, so only its metrics are stored
+        make_tables=partial(_load_shuffled, point.config),
     )
 
 
@@ -489,11 +493,13 @@ def _make_table_rows(point: Point, results: StudyMetrics) -> list[Row]:
     method = METHODS[study_row.method]
     ablation = make_ablation(point)
     advantage_by_key = {
-        key: summary.leakage[kind].advantage if kind in summary.leakage else None
+        key: summary.leakage_by_direction[kind].advantage
+        if kind in summary.leakage_by_direction
+        else None
         for key, (kind, _) in _DIRECTION_AND_METRIC_BY_KEY.items()
     }
     rows: list[Row] = []
-    for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
+    for position, (inference, accuracy) in enumerate(summary.accuracy_by_inference.items()):
         # The first mode of inference is the method's own. Only where it needs no passives is a
         # comparison with local models fair.
         is_local = position == 0 and method.settings.can_predict_locally
@@ -509,10 +515,10 @@ def _make_table_rows(point: Point, results: StudyMetrics) -> list[Row]:
                 "accuracy": accuracy,
                 "summary": summary,
                 "config": point.config,
-                "gain": summary.gain.over_chosen if is_local and summary.gain else None,
+                "gain": summary.gain.gain_over_chosen if is_local and summary.gain else None,
                 "ablation": gain_over_ablation,
                 "bytes": summary.wire_bytes,
-                "epsilon": summary.epsilon_of(method.public_facts),
+                "epsilon": summary.find_epsilon(method.public_facts),
                 **advantage_by_key,
             }
         )
@@ -549,7 +555,7 @@ def list_compared_rows(table: Table) -> list[ComparedRow]:
     for row in table.rows:
         leak_by_direction = {
             kind: leak.clipped_advantage
-            for kind, leak in row["summary"].leakage.items()
+            for kind, leak in row["summary"].leakage_by_direction.items()
             if kind in _TABLE_DIRECTIONS
         }
         compared_rows.append(
@@ -559,8 +565,8 @@ def list_compared_rows(table: Table) -> list[ComparedRow]:
                 wire_bytes=row["bytes"],
                 gain=row["gain"],
                 p_holm=row.get("p_holm", math.nan),
-                leaks=leak_by_direction,
-                missing={
+                leak_by_direction=leak_by_direction,
+                reason_by_direction={
                     kind: describe_missing_attack(_get_config(row), kind)
                     for kind, _ in _DIRECTION_AND_METRIC_BY_KEY.values()
                     if kind not in leak_by_direction
@@ -588,11 +594,11 @@ def list_front_rows(table: Table) -> list[FrontRow]:
         FrontRow(
             name=compared_row.name,
             gain=compared_row.gain,
-            read=compared_row.leaks[kind],
-            shows_labels="labels are shown" in _get_config(row).method.exchange_facts,
+            leakage=compared_row.leak_by_direction[kind],
+            has_shown_labels="labels are shown" in _get_config(row).method.exchange_facts,
         )
         for row, compared_row in zip(table.rows, list_compared_rows(table), strict=True)
-        if compared_row.gain is not None and kind in compared_row.leaks
+        if compared_row.gain is not None and kind in compared_row.leak_by_direction
     ]
 
 
@@ -605,7 +611,7 @@ def declare_study(
 
     `folder`: folder of the study. `seeds`: seeds with which every point is run.
     """
-    base_by_name = {name: load_base_config(name) for name in study.configs}
+    base_by_name = {name: load_base_config(name) for name in study.config_names}
     points_by_base = [  # pairs of base settings, one for each data set, and their points
         (base, make_points(base, folder, study.list_rows(name)))
         for name, base in base_by_name.items()
@@ -628,10 +634,12 @@ def declare_study(
         ]
         front_rows_by_data = {name: list_front_rows(table) for name, table in table_by_data.items()}
         summary = VerdictLine("Dominated on every data set", describe_dominated(front_rows_by_data))
-        return [*first_parts, replace(last_part, lines=[*last_part.lines, summary])]
+        return [*first_parts, replace(last_part, verdict_lines=[*last_part.verdict_lines, summary])]
 
     first_base, first_base_points = points_by_base[0]
-    first_points = [point for point in first_base_points if point.study_row.key == study.first]
+    first_points = [
+        point for point in first_base_points if point.study_row.key == study.first_row_key
+    ]
 
     def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
         """Measure the row that is shown first, and return a sentence on it."""
@@ -653,12 +661,12 @@ def declare_study(
     all_points = [*points[::-1], *ablations]
     return Study(
         title=study.title,
-        reading=study.reading,
+        reading_guide=study.reading_guide,
         folder=folder,
         measure=partial(run_points, all_points, seeds, should_measure_baselines=True),
         compare=compare,
         measure_first=measure_first if first_points else None,
-        reported=list_trials(points, seeds[:1]),
+        reported_trials=list_trials(points, seeds[:1]),
     )
 
 
@@ -675,11 +683,12 @@ def _describe_first_row(
     sentence = (
         f"First line of {base.name}, {seed_count} seed{'' if seed_count == 1 else 's'}: "
         f"{study_row.label} "
-        f"({study_row.cells['protection']}) predicts {ACCURACY_SHARE.form(summary.accuracy)} % "
+        f"({study_row.cells['protection']}) predicts "
+        f"{ACCURACY_SHARE.format_value(summary.accuracy)} % "
         "of the active's test rows"
     )
     if summary.gain is not None:
-        gain = make_points_formatter()(summary.gain.over_chosen)
+        gain = make_points_formatter()(summary.gain.gain_over_chosen)
         sentence += (
             f"; the best local model {100 * summary.gain.local_score:.1f} %. Gain {gain} points, "
             "not yet corrected for the number of lines"
@@ -699,7 +708,7 @@ def _make_part(folder: Path, base: Config, table: Table) -> Part:
     if front_rows:
         pictures.append(draw_front(folder / f"{base.name}-front.png", front_rows, title=base.name))
         verdict_lines.append(VerdictLine("Gain against what is read", describe_front(front_rows)))
-    return Part(name=base.name, table=table, pictures=pictures, lines=verdict_lines)
+    return Part(name=base.name, table=table, pictures=pictures, verdict_lines=verdict_lines)
 
 
 def draw_table(path: Path, table: Table) -> Picture:

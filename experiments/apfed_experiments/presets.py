@@ -22,7 +22,7 @@ from secure_apfed.settings.data import BUILT_IN_ACTIVE_NAME
 class Preset:
     """A paper's partition: a description, and those fields of `DataSettings` that it sets."""
 
-    about: str
+    description: str
     settings: Mapping[str, Any] = field(repr=False)
 
 
@@ -31,18 +31,19 @@ class _ApcVflDataset:
     """A data set of APC-VFL's Appendix A.
 
     Attributes:
-        rows: number of the active's people.
+        row_count: number of the active's people.
         columns: the active's five columns; partitions with fewer drop the first ones.
-        aligned: numbers of aligned people that the paper tries.
-        fewer: further numbers of aligned people, which are not tried where all are aligned.
-        tested: number of test rows where all people are aligned.
+        aligned_counts: numbers of aligned people that the paper tries.
+        further_aligned_counts: further numbers of aligned people, which are not tried where all are
+            aligned.
+        test_row_count: number of test rows where all people are aligned.
     """
 
-    rows: int
+    row_count: int
     columns: tuple[str, ...]
-    aligned: tuple[int, ...]
-    fewer: tuple[int, ...] = ()
-    tested: int = 500
+    aligned_counts: tuple[int, ...]
+    further_aligned_counts: tuple[int, ...] = ()
+    test_row_count: int = 500
 
 
 # Appendix A calls the columns of the credit cards X3, X5, X7, X9 and X11: of all 23, from X1.
@@ -57,13 +58,13 @@ _APC_VFL_DATASETS = {
             "worst fractal dimension",
         ),
         (250, 200, 150, 100),
-        tested=50,
+        test_row_count=50,
     ),
     "credit_card": _ApcVflDataset(
         20_000,
         ("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"),
         (10_000, 7500, 5000, 2500),
-        fewer=(100,),
+        further_aligned_counts=(100,),
     ),
 }
 
@@ -100,14 +101,14 @@ def _iter_presets() -> Iterator[tuple[str, Preset]]:
                 column for column in all_columns if column not in active_columns
             )
             columns = {BUILT_IN_ACTIVE_NAME: active_columns, "passive-1": passive_columns}
-            for aligned_count in (*paper.aligned, *paper.fewer):
+            for aligned_count in (*paper.aligned_counts, *paper.further_aligned_counts):
                 description = (
                     f"{active_column_count} columns at the active, {aligned_count} of "
-                    f"{paper.rows} people aligned"
+                    f"{paper.row_count} people aligned"
                 )
                 settings = {
                     "dataset": dataset,
-                    "rows": paper.rows,
+                    "rows": paper.row_count,
                     "test_fraction": 0.1,
                     "aligned": aligned_count,
                     "columns": columns,
@@ -119,15 +120,17 @@ def _iter_presets() -> Iterator[tuple[str, Preset]]:
             if (
                 active_column_count == 5
             ):  # the paper's comparison with SplitNN uses all five columns
-                for row_count in paper.aligned:
+                for row_count in paper.aligned_counts:
                     settings = {
                         "dataset": dataset,
                         "rows": row_count,
-                        "test_fraction": paper.tested / row_count,
+                        "test_fraction": paper.test_row_count / row_count,
                         "split": "at_random",
                         "columns": columns,
                     }
-                    description = f"{row_count} people, all aligned, of whom {paper.tested} test"
+                    description = (
+                        f"{row_count} people, all aligned, of whom {paper.test_row_count} test"
+                    )
                     yield (
                         f"apc-vfl/{dataset}/all-aligned/{row_count}",
                         Preset(description, settings),

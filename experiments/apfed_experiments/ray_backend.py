@@ -39,7 +39,7 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
         super().__init__(**settings)
         self._remote_task = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_call_task)
         self._waiters: ThreadPoolExecutor | None = None
-        self._running: set[Any] = set()  # Ray's references to the tasks that are not done
+        self._running_tasks: set[Any] = set()  # Ray's references to the tasks that are not done
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return how many tasks run at once: `n_jobs`, one for None, or one for each CPU of the
@@ -79,13 +79,13 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
     def _await_task(self, func: Callable[[], Any]) -> Any:
         """Run the task `func` on the cluster; return its result, or raise its error."""
         reference = self._remote_task.remote(func)
-        self._running.add(reference)
+        self._running_tasks.add(reference)
         try:
             return ray.get(reference)
         except RayTaskError as error:
             raise error.cause from error
         finally:
-            self._running.discard(reference)
+            self._running_tasks.discard(reference)
 
     def retrieve_result_callback(self, out: "Future[Any]") -> Any:
         """Return the result of a finished task, or raise its error; joblib calls this in its
@@ -100,7 +100,7 @@ class RayBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no 
         """
         if self._waiters is not None:
             self._waiters.shutdown(wait=False, cancel_futures=True)
-        for reference in list(self._running):
+        for reference in list(self._running_tasks):
             ray.cancel(reference, force=True)
         if ensure_ready:
             self.configure(self.parallel.n_jobs, self.parallel)

@@ -68,15 +68,16 @@ class ListedRun:
         config: settings of the run; None: they cannot be read.
         accuracy: accuracy of the method's own inference, 0 to 1; None: not known, or the task is no
             classification.
-        measure, value: the measure that the run is judged by, and its value.
+        measure, score: the measure that the run is judged by, and its value.
         alone: local models of the active; None: not measured.
         run_gain: gain over the best local model, on the same test rows; None: not known.
-        promise: weakest guarantee on what leaves a party.
+        guarantee: weakest guarantee on what leaves a party.
         wire_bytes: number of bytes sent on all links.
-        leaks: attack with the highest advantage, by leak direction (who reads whose what).
-        attacked: whether any attack was mounted.
-        report: whether the folder holds a report.
-        verdict: lines of the summary of a finished run.
+        leak_by_direction: attack with the highest advantage, by leak direction (who reads whose
+            what).
+        is_attacked: whether any attack was mounted.
+        has_report: whether the folder holds a report.
+        verdict_lines: lines of the summary of a finished run.
     """
 
     path: Path
@@ -87,15 +88,15 @@ class ListedRun:
     config: Config | None = None
     accuracy: float | None = None
     measure: Measure = ACCURACY
-    value: float | None = None
+    score: float | None = None
     local_models: BaselinesRecord | None = None
     run_gain: RunGain | None = None
-    promise: Promise | None = None
+    guarantee: Promise | None = None
     wire_bytes: int | None = None
-    leaks: Mapping[str, Headline]
-    attacked: bool = False
-    report: bool = False
-    verdict: tuple[VerdictLine, ...] = ()
+    leak_by_direction: Mapping[str, Headline]
+    is_attacked: bool = False
+    has_report: bool = False
+    verdict_lines: tuple[VerdictLine, ...] = ()
 
     @property
     def gain(self) -> float | None:
@@ -108,24 +109,24 @@ class ListedRun:
 
         It is empty for an unfinished run.
         """
-        if self.value is None:
+        if self.score is None:
             return ""
-        text = self.measure.format_value(self.value)
+        text = self.measure.format_value(self.score)
         return text if self.measure is ACCURACY else f"{self.measure.title} {text}"
 
     @property
     def gain_text(self) -> str:
         """Return the gain with its unit, or why there is none; empty for an unfinished run."""
-        if self.value is None:
+        if self.score is None:
             return ""
         if self.local_models is None:
             return "alone not measured"
         if self.local_models.headline_measure != self.measure:
             return f"alone measured by {self.local_models.headline_measure.title}"
-        return DIFFERENT_TEST_ROWS if self.run_gain is None else self.run_gain.points
+        return DIFFERENT_TEST_ROWS if self.run_gain is None else self.run_gain.value_text
 
     @property
-    def data(self) -> str:
+    def data_text(self) -> str:
         """Return the data set, its number of parties and of labelled rows as text."""
         if self.config is None:
             return ""
@@ -141,10 +142,10 @@ class ListedRun:
     def list_cells(self) -> tuple[str, ...]:
         """Return the texts of this run under `WORTH_HEADER`."""
         method = "" if self.config is None else self.config.method.name
-        epsilon = "" if self.promise is None else spell_epsilon(self.promise.epsilon)
+        epsilon = "" if self.guarantee is None else spell_epsilon(self.guarantee.epsilon)
         leaks = ", ".join(
             f"{kind} {headline.advantage:+.2f}"
-            for kind, headline in self.leaks.items()
+            for kind, headline in self.leak_by_direction.items()
             if headline.best_attack is not None
         )
         if not leaks and self.state is RunState.FINISHED:
@@ -154,7 +155,7 @@ class ListedRun:
         return (
             self.name,
             method,
-            self.data,
+            self.data_text,
             self.score_text,
             self.gain_text,
             epsilon,
@@ -178,7 +179,7 @@ class ListedRun:
             "seed": None if config is None else config.seed,
             "accuracy": self.accuracy,
             "measure": self.measure.name,
-            "value": self.value,
+            "value": self.score,
             "best_alone": None
             if local_models is None
             else {
@@ -187,12 +188,14 @@ class ListedRun:
                 "value": local_models.best.test,
             },
             "gain": self.gain,
-            "epsilon": None if self.promise is None else self.promise.epsilon,
-            "promise": None if self.promise is None else self.promise.as_json(),
+            "epsilon": None if self.guarantee is None else self.guarantee.epsilon,
+            "promise": None if self.guarantee is None else self.guarantee.as_json(),
             "wire_bytes": self.wire_bytes,
-            "attacked": self.attacked,
-            "verdict": dict(self.verdict),
-            "worst_attacks": {kind: leak.as_json() for kind, leak in self.leaks.items()},
+            "attacked": self.is_attacked,
+            "verdict": dict(self.verdict_lines),
+            "worst_attacks": {
+                kind: leak.as_json() for kind, leak in self.leak_by_direction.items()
+            },
         }
 
 
@@ -251,7 +254,7 @@ def _load_listed_run(path: Path, top_folder: Path) -> ListedRun:
         name=_decode_name(name),
         state=RunState.BROKEN,
         date=_find_last_progress(folder),
-        leaks={},
+        leak_by_direction={},
     )
     try:
         if not os.access(path, os.R_OK | os.X_OK):
@@ -291,15 +294,15 @@ def _complete_run(listed_run: ListedRun, run: FinishedRun) -> ListedRun:
         config=run.config,
         local_models=local_models,
         run_gain=gain,
-        verdict=describe_run(replace(run, local_models=local_models, gain=gain)),
+        verdict_lines=describe_run(replace(run, local_models=local_models, gain=gain)),
         accuracy=None if math.isnan(accuracy) else accuracy,
         measure=run.outcome.headline_measure,
-        value=next(iter(run.outcome.scores.values())),
-        promise=run.promise,
+        score=next(iter(run.outcome.scores.values())),
+        guarantee=run.weakest_guarantee,
         wire_bytes=run.outcome.wire_bytes,
-        attacked=run.attacks is not None,
-        leaks=select_best_by_kind(run.headlines),
-        report=(listed_run.path / "report.html").is_file(),
+        is_attacked=run.attacks is not None,
+        leak_by_direction=select_best_by_kind(run.headlines),
+        has_report=(listed_run.path / "report.html").is_file(),
     )
 
 

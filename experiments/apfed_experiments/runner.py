@@ -36,25 +36,25 @@ class Study(Generic[_M]):
 
     Attributes:
         title: title of the study's page.
-        reading: sentences on how to read the tables.
+        reading_guide: sentences on how to read the tables.
         folder: where everything is stored and a stopped study resumes; None: nothing is written.
         measure: function of `jobs` and `on_done` that measures what the folder lacks and returns
             all measurements (for runs: `apfed_experiments.study.run_points`).
         compare: function that makes tables and verdicts of the measurements and draws pictures.
         measure_first: function of `jobs` and `on_done` that measures a first part and returns
             sentences that are shown before the rest is measured; None: nothing is shown first.
-        unit: name of the measurements that progress counts, in the plural.
-        reported: runs whose reports are written and linked from the page.
+        unit_name: name of the measurements that progress counts, in the plural.
+        reported_trials: runs whose reports are written and linked from the page.
     """
 
     title: str
-    reading: str
+    reading_guide: str
     folder: Path | None
     measure: Callable[..., _M]
     compare: Callable[[_M], Sequence[Part]]
     measure_first: Callable[..., Sequence[str]] | None = None
-    unit: str = "runs"
-    reported: Sequence[Trial] = ()
+    unit_name: str = "runs"
+    reported_trials: Sequence[Trial] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +62,18 @@ class StudyResults:
     """The results of a study, which are also stored in its folder.
 
     Attributes:
-        measured: all measurements, as `Study.measure` returns them.
+        measurements: all measurements, as `Study.measure` returns them.
         parts: tables, verdicts and pictures, one part for each data set or question.
     """
 
     study: Study[Any]
-    measured: Any
+    measurements: Any
     parts: Sequence[Part]
 
     @property
     def failures(self) -> Sequence[Failure]:
         """Return the runs that ended with an error."""
-        failures: Sequence[Failure] = self.measured.failures
+        failures: Sequence[Failure] = self.measurements.failures
         return failures
 
     @property
@@ -91,7 +91,7 @@ class StudyResults:
         """Return the rows of all tables, and failures, as plain values."""
         return {
             "study": self.study.title,
-            "reading": self.study.reading,
+            "reading": self.study.reading_guide,
             "tables": {part.name: part.table.export_rows() for part in self.parts},
             "failures": {failure.trial: failure.message for failure in self.failures},
             "page": self.page,
@@ -113,13 +113,15 @@ def run_study(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     measurements = study.measure(jobs=jobs, on_done=on_done)
     failed_names = {failure.trial for failure in measurements.failures}
-    reported_trials = [trial for trial in study.reported if trial.name not in failed_names]
+    reported_trials = [trial for trial in study.reported_trials if trial.name not in failed_names]
     # Worker processes of this machine write reports, wherever the runs were computed, while this
     # process compares. They begin here; their pages are awaited below.
     pages = Parallel(n_jobs=jobs, backend="loky", return_as="generator")(
         delayed(_write_trial_report)(trial) for trial in reported_trials
     )
-    results = StudyResults(study=study, measured=measurements, parts=study.compare(measurements))
+    results = StudyResults(
+        study=study, measurements=measurements, parts=study.compare(measurements)
+    )
     if folder is not None:
         sentences = describe_failures(measurements.failures)
         for part in results.parts:
@@ -131,7 +133,7 @@ def run_study(
         write_study_page(
             folder / PAGE_NAME,
             title=study.title,
-            reading_guide=study.reading,
+            reading_guide=study.reading_guide,
             parts=results.parts,
             reports=links,
             failures=sentences,

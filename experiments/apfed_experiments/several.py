@@ -73,51 +73,51 @@ class SeveralSeeds:
 
     Attributes:
         config: settings of the runs, except their seeds.
-        folders: folder of each run, by seed.
-        reached: value of the run's own measure on the test rows, by seed.
+        folder_by_seed: folder of each run, by seed.
+        score_by_seed: value of the run's own measure on the test rows, by seed.
         summary: means and intervals over the seeds.
-        rankings: ranking measures and prevalence on test rows of two classes, by seed.
-        ranked: ranking measures other than the run's own, over the seeds.
+        ranking_by_seed: ranking measures and prevalence on test rows of two classes, by seed.
+        ranking_summaries: ranking measures other than the run's own, over the seeds.
         failures: runs that ended with an error.
     """
 
     config: Config
-    folders: dict[int, Path]
-    reached: dict[int, float]
+    folder_by_seed: dict[int, Path]
+    score_by_seed: dict[int, float]
     summary: Summary
-    rankings: Mapping[int, Ranking] = field(default_factory=dict)
-    ranked: tuple[RankingSummary, ...] = ()
+    ranking_by_seed: Mapping[int, Ranking] = field(default_factory=dict)
+    ranking_summaries: tuple[RankingSummary, ...] = ()
     failures: tuple[Failure, ...] = ()
 
-    def list_common_rows(self) -> list[tuple[str, str]]:
+    def list_summary_rows(self) -> list[tuple[str, str]]:
         """Return the results over all seeds as pairs of title and text."""
         measure = MEASURES[self.config.measure]
         summary = self.summary
         rows = [
             (f"{measure.title}, {name}", _format_interval(measure, interval))
-            for name, interval in summary.accuracies.items()
+            for name, interval in summary.accuracy_by_inference.items()
         ]
         if summary.gain is not None:
             rows.append(("help", summary.gain.sentence))
-        for ranked in self.ranked:
+        for ranked in self.ranking_summaries:
             title = MEASURES[ranked.measure].title
             text = _format_interval(MEASURES[ranked.measure], ranked.reached)
             if ranked.gain is not None:
                 gain = clip_difference(ranked.gain, ranked.measure)
                 text += f"; {gain.format_text(number_format='+.3f')} over the same baseline"
             rows.append((title, text))
-        if self.rankings:
-            positive_counts = [ranking.positives for ranking in self.rankings.values()]
-            seeds_met = sum(ranking.is_met for ranking in self.rankings.values())
+        if self.ranking_by_seed:
+            positive_counts = [ranking.positives for ranking in self.ranking_by_seed.values()]
+            seeds_met = sum(ranking.is_met for ranking in self.ranking_by_seed.values())
             rows += [
                 ("positives among test rows", f"{min(positive_counts)} to {max(positive_counts)}"),
                 ("mean probability is met", f"in {seeds_met} of {len(positive_counts)} seeds"),
             ]
-        largest_epsilon = spell_epsilon(summary.epsilon_of(self.config.method) or None)
+        largest_epsilon = spell_epsilon(summary.find_epsilon(self.config.method) or None)
         rows.append(("largest epsilon", largest_epsilon))
         rows += [
             (kind, f"{leak.clipped_advantage.format_text(number_format='+.3f')} ({leak.name})")
-            for kind, leak in summary.leakage.items()
+            for kind, leak in summary.leakage_by_direction.items()
         ]
         rows += self.missing_attacks.items()
         return rows
@@ -129,30 +129,34 @@ class SeveralSeeds:
         return {
             kind: describe_missing_attack(self.config, kind)
             for kind in kinds
-            if kind not in self.summary.leakage
+            if kind not in self.summary.leakage_by_direction
         }
 
     def as_json(self) -> dict[str, Any]:
         """Return the results of all seeds as plain values."""
         summary = self.summary
         return {
-            "seeds": list(self.reached),
+            "seeds": list(self.score_by_seed),
             "party_seeds": self.config.party_seeds,
             "measure": self.config.measure,
-            "reached": {str(seed): value for seed, value in self.reached.items()},
-            "intervals": {name: asdict(interval) for name, interval in summary.accuracies.items()},
-            "gain": None if summary.gain is None else asdict(summary.gain),
-            "ranked": [asdict(ranked) for ranked in self.ranked],
+            "reached": {str(seed): value for seed, value in self.score_by_seed.items()},
+            "intervals": {
+                name: asdict(interval) for name, interval in summary.accuracy_by_inference.items()
+            },
+            "gain": None if summary.gain is None else summary.gain.as_json(),
+            "ranked": [asdict(ranked) for ranked in self.ranking_summaries],
             "rankings": {
                 str(seed): ranking.model_dump(mode="json")
-                for seed, ranking in self.rankings.items()
+                for seed, ranking in self.ranking_by_seed.items()
             },
-            "epsilon": summary.epsilon_of(self.config.method),
+            "epsilon": summary.find_epsilon(self.config.method),
             "wire_bytes": summary.wire_bytes,
-            "leakage": {target: leak.as_json() for target, leak in summary.leakage.items()},
+            "leakage": {
+                target: leak.as_json() for target, leak in summary.leakage_by_direction.items()
+            },
             "not_attacked": self.missing_attacks,
             "verdict": dict(describe_seeds(self)),
-            "folders": {str(seed): str(path) for seed, path in self.folders.items()},
+            "folders": {str(seed): str(path) for seed, path in self.folder_by_seed.items()},
         }
 
 
@@ -171,15 +175,15 @@ def declare_study(
     trials = list_trials([point], range(config.seed, config.seed + seed_count))
     return Study(
         title=f"{config.name}: {seed_count} seeds",
-        reading=f"Each seed draws its rows anew; {_NOTE_BY_PARTY_SEEDS[config.party_seeds]} "
+        reading_guide=f"Each seed draws its rows anew; {_NOTE_BY_PARTY_SEEDS[config.party_seeds]} "
         "(party_seeds: "
         f"{config.party_seeds}). Intervals: 95 %, over the seeds, corrected for the people that "
         "splits of one table share (Nadeau and Bengio 2003); the gain is paired by seed.",
         folder=folder,
         measure=partial(_run_seeds, trials, should_measure_baselines=should_measure_baselines),
         compare=_make_report_parts,
-        unit="seeds",
-        reported=trials,
+        unit_name="seeds",
+        reported_trials=trials,
     )
 
 
@@ -223,13 +227,13 @@ def _run_seeds(
     ]
     results = SeveralSeeds(
         config=config,
-        folders=folder_by_seed,
-        reached=score_by_seed,
+        folder_by_seed=folder_by_seed,
+        score_by_seed=score_by_seed,
         summary=summary,
-        rankings={
+        ranking_by_seed={
             seed: ranking for seed, ranking in ranking_by_seed.items() if ranking is not None
         },
-        ranked=tuple(ranked for ranked in ranking_summaries if ranked is not None),
+        ranking_summaries=tuple(ranked for ranked in ranking_summaries if ranked is not None),
     )
     write_text(point.folder / "several.json", to_json(results.as_json(), indent=1))
     return results
@@ -239,12 +243,12 @@ def _make_report_parts(results: SeveralSeeds) -> list[Part]:
     """Return the parts of the study's page: the results over all seeds with the verdict (summary in
     plain words), and the results by seed.
     """
-    summary_rows = [{"figure": name, "value": value} for name, value in results.list_common_rows()]
+    summary_rows = [{"figure": name, "value": value} for name, value in results.list_summary_rows()]
     columns = [Column(name="figure", title=""), Column(name="value", title="")]
-    title = f"{results.config.name}: {len(results.reached)} seeds"
+    title = f"{results.config.name}: {len(results.score_by_seed)} seeds"
     lines = describe_seeds(results)
     return [
-        Part(name="together", table=Table(columns, summary_rows, title), lines=lines),
+        Part(name="together", table=Table(columns, summary_rows, title), verdict_lines=lines),
         Part(name="seeds", table=_make_seed_table(results)),
     ]
 
@@ -256,10 +260,10 @@ def _make_seed_table(results: SeveralSeeds) -> Table:
     cell of the last says "not met" where it does not agree with the prevalence.
     """
     measure = MEASURES[results.config.measure]
-    rankings = results.rankings
+    rankings = results.ranking_by_seed
     ranking_names = [name for name in RANKED if rankings and name != measure.name]
     rows: list[Row] = []
-    for seed, score in results.reached.items():
+    for seed, score in results.score_by_seed.items():
         row: Row = {"seed": f"seed {seed}", measure.name: measure.format_value(score)}
         ranking = rankings.get(seed)
         if ranking is not None:

@@ -141,7 +141,7 @@ class TrialOutcome(Outcome):
 def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
     """Run these settings on these tables without a run folder, and return the metrics to store.
 
-    This is how points whose runs store metrics only (`Point.figures_only`) are measured.
+    This is how points whose runs store metrics only (`Point.has_metrics_only`) are measured.
     """
     began = time.monotonic()
     result = run(config, None, data=data)
@@ -175,28 +175,28 @@ class Point:
     Attributes:
         config: settings of the runs, except their seeds; its name is the point's.
         folder: folder in which the runs are stored.
-        figures_only: whether each run is one small file of metrics in place of a run folder; such
-            runs are not attacked.
+        has_metrics_only: whether each run is one small file of metrics in place of a run folder;
+            such runs are not attacked.
         baseline_config: settings whose network and training the local models use; None: `config`.
-        centralised: whether the active holds all features in one table. Only metrics are stored,
+        is_centralised: whether the active holds all features in one table. Only metrics are stored,
             since a run folder would look like a run of the active alone.
         party_seeds: origin of the parties' seeds, whatever `config` says; by default a repeated
             study gives the same metrics.
         study_row: row of the study's table that shows this point; None: the study makes its rows
             otherwise.
-        tables: function from a seed to the parties' tables; None: those that `config` names.
+        make_tables: function from a seed to the parties' tables; None: those that `config` names.
         measure: function that runs a configuration on tables and returns the metrics. It is called
             only where runs store nothing but metrics.
     """
 
     config: Config
     folder: Path
-    figures_only: bool = False
+    has_metrics_only: bool = False
     baseline_config: Config | None = None
-    centralised: bool = False
+    is_centralised: bool = False
     party_seeds: PartySeeds = "shared_for_comparison"
     study_row: Any = None
-    tables: Callable[[int], VerticalData] | None = None
+    make_tables: Callable[[int], VerticalData] | None = None
     measure: Callable[[Config, VerticalData], TrialOutcome] = measure_outcome
 
     @property
@@ -210,10 +210,10 @@ class Point:
 
     def load_tables(self, seed: int) -> VerticalData:
         """Return the tables of one seed: all in the active's table if the point is centralised."""
-        if self.tables is not None:
-            return self.tables(seed)
+        if self.make_tables is not None:
+            return self.make_tables(seed)
         data = load_seed_tables(self.config.data, seed)
-        return centralise_data(data) if self.centralised else data
+        return centralise_data(data) if self.is_centralised else data
 
 
 @dataclass(frozen=True)
@@ -248,14 +248,14 @@ class Trial:
         return (self.point.baseline_config or self.config).model_copy(update=public_settings)
 
     @property
-    def stores_only_metrics(self) -> bool:
+    def has_metrics_only(self) -> bool:
         """Return whether the trial's path is a file of metrics in place of a run folder."""
-        return self.point.figures_only or self.point.centralised
+        return self.point.has_metrics_only or self.point.is_centralised
 
     @property
     def path(self) -> Path:
         """Return the run's folder, or its file of metrics."""
-        return self.point.folder / (f"{self.name}.json" if self.stores_only_metrics else self.name)
+        return self.point.folder / (f"{self.name}.json" if self.has_metrics_only else self.name)
 
     @property
     def settings_digest(self) -> str:
@@ -263,7 +263,9 @@ class Trial:
 
         It covers the settings that differ from the defaults, and the files of users' own tables.
         """
-        settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
+        settings = self.config.model_dump_json(exclude_defaults=True) + str(
+            self.point.is_centralised
+        )
         settings += compute_files_digest(self.config.data)
         return hashlib.sha256(settings.encode()).hexdigest()
 
@@ -271,9 +273,9 @@ class Trial:
         """Run the trial without a run folder, and return the metrics to store."""
         return self.point.measure(self.config, self.point.load_tables(self.seed))
 
-    def refuse_another_run(self) -> None:
+    def refuse_other_settings(self) -> None:
         """Raise CheckpointError if the trial's path holds a run of other settings."""
-        if self.stores_only_metrics:
+        if self.has_metrics_only:
             if self.path.exists():
                 # Called for its exception: it raises if the stored settings differ.
                 _load_metrics(self.path, _StoredOutcome, self.settings_digest)
@@ -373,7 +375,7 @@ def finish_trial(trial: Trial) -> FinishedRun:
     """
     # Runs of one data set and seed have the same people, so they share one alignment.
     with share_alignments(_SHARED_ALIGNMENTS):
-        if trial.stores_only_metrics:
+        if trial.has_metrics_only:
             return _finish_metrics(trial)
         _finish_run_folder(trial)
     return _load_trial(trial)
@@ -399,7 +401,7 @@ def _finish_run_folder(trial: Trial) -> None:
     Raises CheckpointError: the folder is a link or holds other settings.
     """
     own_subfolder(trial.path)
-    trial.refuse_another_run()
+    trial.refuse_other_settings()
     recording = None  # a run of this process; otherwise the attacks load it from the folder
     with _prepare_measurement(trial.point.folder):
         if not RunFolder(trial.path).result.exists():
@@ -473,7 +475,7 @@ def _select_tested_baselines(trial: Trial, outcome: Outcome) -> BaselinesRecord 
     row_count = count_measured_rows(trial.config, outcome, own_inference)
     if baselines is None or row_count is None or row_count == outcome.test_rows:
         return baselines
-    is_tested = None if trial.stores_only_metrics else load_tested_rows(RunFolder(trial.path))
+    is_tested = None if trial.has_metrics_only else load_tested_rows(RunFolder(trial.path))
     if is_tested is None or int(is_tested.sum()) != row_count:
         return None
     return restrict_baselines(

@@ -174,7 +174,7 @@ def compare_points(points: Sequence[Point], results: StudyMetrics, *, seed_count
             {
                 **point.study_row.cells,
                 "accuracy": summary.accuracy,
-                "epsilon": summary.epsilon_of(METHODS[point.study_row.method].public_facts),
+                "epsilon": summary.find_epsilon(METHODS[point.study_row.method].public_facts),
                 **{key: _describe_reading(point.config, summary, key) for key in DIRECTION_BY_KEY},
                 "readings": {key: _export_reading(summary, key) for key in DIRECTION_BY_KEY},
             }
@@ -209,7 +209,7 @@ def _describe_reading(config: Config, summary: Summary, key: str) -> str:
     `key`: key of `DIRECTION_BY_KEY`, which names the leak direction (who reads whose what).
     """
     kind = DIRECTION_BY_KEY[key].kind
-    leak = summary.leakage.get(kind)
+    leak = summary.leakage_by_direction.get(kind)
     if leak is None:
         return describe_missing_attack(config, kind)
     return f"{leak.score:.2f} ({leak.clipped_advantage.format_text(number_format='+.2f')})"
@@ -221,7 +221,7 @@ def _export_reading(summary: Summary, key: str) -> Any:
     `key`: key of `DIRECTION_BY_KEY`, which names the leak direction (who reads whose what). Returns
     None if no attack ran.
     """
-    leak = summary.leakage.get(DIRECTION_BY_KEY[key].kind)
+    leak = summary.leakage_by_direction.get(DIRECTION_BY_KEY[key].kind)
     return None if leak is None else leak.as_json()
 
 
@@ -241,7 +241,7 @@ def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[
 
     return Study(
         title=f"{base.name}: sum by guard",
-        reading=READING,
+        reading_guide=READING,
         folder=folder,
         measure=partial(run_points, points, seeds),
         compare=compare,

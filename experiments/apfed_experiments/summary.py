@@ -106,7 +106,7 @@ class Interval:
         half_width = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * standard_error
         return cls(mean, mean - half_width, mean + half_width)
 
-    def p_value(self, seed_count: int) -> float:
+    def compute_p_value(self, seed_count: int) -> float:
         """Return the two-sided p-value for a true mean of 0, by Student's t; NaN for one seed.
 
         `seed_count`: number of values of the interval, so `seed_count` - 1 degrees of freedom.
@@ -179,7 +179,7 @@ class Leakage:
         attack, metric: name of the attack, and of the metric of its score.
         advantage: score minus that of the best baseline with the same knowledge.
         score, baseline: means of the metric itself, of the attack and of its baseline.
-        missing: number of seeds in which the attack ran, as "4 of 5 seeds"; empty: all.
+        seeds_note: number of seeds in which the attack ran, as "4 of 5 seeds"; empty: all.
     """
 
     target: str
@@ -188,7 +188,7 @@ class Leakage:
     advantage: Interval
     score: float
     baseline: float
-    missing: str
+    seeds_note: str
 
     @classmethod
     def from_attacks(cls, attack_rows: pd.DataFrame, *, target: str, seed_count: int) -> "Leakage":
@@ -208,7 +208,7 @@ class Leakage:
             ),
             score=float(rows["score"].mean()),
             baseline=float(rows["baseline"].mean()),
-            missing="" if len(rows) == seed_count else f"{len(rows)} of {seed_count} seeds",
+            seeds_note="" if len(rows) == seed_count else f"{len(rows)} of {seed_count} seeds",
         )
 
     @property
@@ -219,7 +219,7 @@ class Leakage:
     @property
     def name(self) -> str:
         """Return the attack, and in how many seeds it ran where some are missing."""
-        return f"{self.attack}, {self.missing}" if self.missing else self.attack
+        return f"{self.attack}, {self.seeds_note}" if self.seeds_note else self.attack
 
     def as_json(self) -> dict[str, Any]:
         """Return the leakage as plain values."""
@@ -233,6 +233,21 @@ class Leakage:
         }
 
 
+# Stored results name these fields of `Gain` otherwise.
+_KEY_BY_GAIN_FIELD = {
+    "model_score": "reached",
+    "gain_over_chosen": "over_chosen",
+    "oracle": "hindsight",
+    "gain_over_oracle": "over_hindsight",
+    "seed_correlation": "shared",
+    "ablation_score": "control",
+    "gain_over_ablation": "over_control",
+    "mean_model_score": "mean",
+    "gain_over_mean_model": "over_mean",
+    "test_row_range": "rows",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gain:
     """The gain of the passives' help over the best local model, paired by seed.
@@ -241,31 +256,32 @@ class Gain:
         baseline: local model that held-out labels of the active choose, by their mean over seeds.
         measure: measure of the run and of the local models; where lower is better, a gain is the
             decrease.
-        local_score, reached: means over the seeds of the measure, of `baseline` and of the run.
-        over_chosen: gain over `baseline`.
-        hindsight, over_hindsight: local model that is best on the test rows (an oracle, not
-            available in practice), and the gain over it, whose mean is at most `over_chosen`'s.
-        shared: correlation of two seeds' metrics (`estimate_seed_correlation`).
-        control, over_control: mean of the ablation, the same run without help, and the gain over
-            it; None: not measured.
-        mean, over_mean: measure of the local models' averaged predictions, and the gain over it;
-            None: not measured.
-        rows: the fewest and the most test rows of a seed; None: not known.
+        local_score, model_score: means over the seeds of the measure, of `baseline` and of the run.
+        gain_over_chosen: gain over `baseline`.
+        oracle, gain_over_oracle: local model that is best on the test rows (an oracle, not
+            available in practice), and the gain over it, whose mean is at most
+            `gain_over_chosen`'s.
+        seed_correlation: correlation of two seeds' metrics (`estimate_seed_correlation`).
+        ablation_score, gain_over_ablation: mean of the ablation, the same run without help, and the
+            gain over it; None: not measured.
+        mean_model_score, gain_over_mean_model: measure of the local models' averaged predictions,
+            and the gain over it; None: not measured.
+        test_row_range: the fewest and the most test rows of a seed; None: not known.
     """
 
     baseline: str
     local_score: float
-    reached: float
-    over_chosen: Interval
-    hindsight: str
-    over_hindsight: Interval
-    shared: float
+    model_score: float
+    gain_over_chosen: Interval
+    oracle: str
+    gain_over_oracle: Interval
+    seed_correlation: float
     measure: str = ACCURACY.name
-    control: float | None = None
-    over_control: Interval | None = None
-    mean: float | None = None
-    over_mean: Interval | None = None
-    rows: tuple[int, int] | None = None
+    ablation_score: float | None = None
+    gain_over_ablation: Interval | None = None
+    mean_model_score: float | None = None
+    gain_over_mean_model: Interval | None = None
+    test_row_range: tuple[int, int] | None = None
 
     @classmethod
     def from_rows(
@@ -273,9 +289,9 @@ class Gain:
     ) -> "Gain | None":
         """Return the gain of a study's point (one choice of settings) over all seeds.
 
-        `rows`: metrics of the point's runs and local models, as `iter_metric_rows` yields them.
-        `ablation_rows`: metrics of the point's ablation, the same run without help; None: it has
-        none.
+        `test_row_range`: metrics of the point's runs and local models, as `iter_metric_rows` yields
+        them. `ablation_rows`: metrics of the point's ablation, the same run without help; None: it
+        has none.
 
         Returns None if no local model was measured.
         """
@@ -306,23 +322,31 @@ class Gain:
         )
         return cls(
             baseline=chosen_model,
-            shared=seed_correlation,
+            seed_correlation=seed_correlation,
             local_score=float(rows_by_model["score"].mean()[chosen_model]),
-            reached=float(headline_rows["score"].mean()),
+            model_score=float(headline_rows["score"].mean()),
             measure=measure.name,
-            over_chosen=compute_gain_over(rows_by_model.get_group(chosen_model)),
-            hindsight=oracle_model,
-            over_hindsight=compute_gain_over(rows_by_model.get_group(oracle_model)),
-            control=None
+            gain_over_chosen=compute_gain_over(rows_by_model.get_group(chosen_model)),
+            oracle=oracle_model,
+            gain_over_oracle=compute_gain_over(rows_by_model.get_group(oracle_model)),
+            ablation_score=None
             if ablation_headline_rows is None
             else float(ablation_headline_rows["score"].mean()),
-            over_control=None
+            gain_over_ablation=None
             if ablation_headline_rows is None
             else _compute_difference(headline_rows, ablation_headline_rows, sign, seed_correlation),
-            mean=None if mean_model_rows is None else float(mean_model_rows["score"].mean()),
-            over_mean=None if mean_model_rows is None else compute_gain_over(mean_model_rows),
-            rows=_count_rows(headline_rows),
+            mean_model_score=None
+            if mean_model_rows is None
+            else float(mean_model_rows["score"].mean()),
+            gain_over_mean_model=None
+            if mean_model_rows is None
+            else compute_gain_over(mean_model_rows),
+            test_row_range=_count_rows(headline_rows),
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the gain as plain values, by the keys that stored results use."""
+        return {_KEY_BY_GAIN_FIELD.get(name, name): value for name, value in asdict(self).items()}
 
     def format_gain(self, gain: Interval) -> str:
         """Return a gain with its unit: percentage points for a share, else the measure's title."""
@@ -335,9 +359,9 @@ class Gain:
     @property
     def _rows_note(self) -> str:
         """Return on how many test rows of each seed the gain was measured; empty if unknown."""
-        if self.rows is None:
+        if self.test_row_range is None:
             return ""
-        fewest, most = self.rows
+        fewest, most = self.test_row_range
         counts = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         return f", on the same {counts} test rows of each seed"
 
@@ -346,7 +370,7 @@ class Gain:
         """Return a sentence on whether help paid, cost or shows nothing, by the 95 % interval of
         the gain.
         """
-        gain = self.over_chosen
+        gain = self.gain_over_chosen
         gain_text = (
             f"{self.format_gain(gain)} over {self.baseline}, the best local model{self._rows_note}"
         )
@@ -364,28 +388,30 @@ class Summary:
     """A point of a study (one choice of settings), summarised over its seeds.
 
     Attributes:
-        seeds: number of seeds that were run.
-        accuracies: measure on the test rows, by mode of inference, the method's own first.
+        seed_count: number of seeds that were run.
+        accuracy_by_inference: measure on the test rows, by mode of inference, the method's own
+            first.
         epsilon_x, epsilon_y: privacy of representations and of labels, the largest over the seeds;
             inf: no guarantee.
         epsilon_passives: largest privacy cost that a passive recorded for a person; inf: no noise.
-        releases: T, the most releases of one row.
+        release_count: T, the most releases of one row.
         wire_bytes: mean number of bytes sent in a run.
-        leakage: best attack, by leak direction; a direction without an attack is absent.
+        leakage_by_direction: best attack, by leak direction; a direction without an attack is
+            absent.
         gain: gain over the best local model; None: no local model was measured.
     """
 
-    seeds: int
-    accuracies: Mapping[str, Interval]
+    seed_count: int
+    accuracy_by_inference: Mapping[str, Interval]
     epsilon_x: float
     epsilon_y: float
-    releases: int
+    release_count: int
     wire_bytes: float
-    leakage: Mapping[str, Leakage]
+    leakage_by_direction: Mapping[str, Leakage]
     gain: Gain | None = None
     epsilon_passives: float = math.inf
 
-    def epsilon_of(self, method: MethodSettings) -> float:
+    def find_epsilon(self, method: MethodSettings) -> float:
         """Return the epsilon that bounds what this method reveals.
 
         For methods that send representations it covers all releases of one row. For others it
@@ -396,7 +422,7 @@ class Summary:
     @property
     def accuracy(self) -> Interval:
         """Return the measure of the method's own inference."""
-        return next(iter(self.accuracies.values()))
+        return next(iter(self.accuracy_by_inference.values()))
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> "Summary":
@@ -421,14 +447,14 @@ class Summary:
             for target, attacks in rows_by_target.items()
         }
         return cls(
-            seeds=len(runs),
-            accuracies=accuracies,
-            leakage=leakage,
+            seed_count=len(runs),
+            accuracy_by_inference=accuracies,
+            leakage_by_direction=leakage,
             gain=Gain.from_rows(rows),
             epsilon_x=float(runs["epsilon_x"].max()),
             epsilon_y=float(runs["epsilon_y"].max()),
             epsilon_passives=float(runs["epsilon_passives"].max()),
-            releases=int(runs["releases"].max()),
+            release_count=int(runs["releases"].max()),
             wire_bytes=float(runs["wire_bytes"].mean()),
         )
 
@@ -531,7 +557,8 @@ def adjust_p_values(intervals: Sequence[Interval | None], seed_count: int) -> li
         One p-value for each interval: at most 1; NaN for None or for one seed.
     """
     p_values = [
-        math.nan if interval is None else interval.p_value(seed_count) for interval in intervals
+        math.nan if interval is None else interval.compute_p_value(seed_count)
+        for interval in intervals
     ]
     ascending_positions = sorted(
         (position for position, p in enumerate(p_values) if not math.isnan(p)),

@@ -173,14 +173,14 @@ class DefencePoint(Point):
         defence: name of the defence.
         strength: name and value of the setting that varies the strength, such as "epsilon 1.0";
             empty: the defence has one strength.
-        undefended: whether the other points are compared with this one.
-        reference: whether the point is no defence but a reference, drawn as a line.
+        is_undefended: whether the other points are compared with this one.
+        is_reference: whether the point is no defence but a reference, drawn as a line.
     """
 
     defence: str
     strength: str = ""
-    undefended: bool = False
-    reference: bool = False
+    is_undefended: bool = False
+    is_reference: bool = False
 
     @property
     def label(self) -> str:
@@ -266,7 +266,11 @@ def _iter_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
             {**undefended_defence.set, **reference_training, **changes, "attacks": []},
         )
         yield DefencePoint(
-            config=config, folder=folder, centralised=is_centralised, defence=label, reference=True
+            config=config,
+            folder=folder,
+            is_centralised=is_centralised,
+            defence=label,
+            is_reference=True,
         )
     for defence in tradeoff.defences:
         for value in defence.values or (None,):  # without a knob there is one point
@@ -282,7 +286,7 @@ def _iter_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
                 folder=folder,
                 defence=defence.name,
                 strength=strength,
-                undefended=defence.undefended,
+                is_undefended=defence.undefended,
             )
 
 
@@ -355,7 +359,7 @@ def make_row(point: DefencePoint, summary: Summary, undefended_accuracy: Interva
     applies.
     """
     dcs_by_name: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
-    if summary.leakage and not point.reference:
+    if summary.leakage_by_direction and not point.is_reference:
         for name in dcs_by_name:
             dcs_by_name[name] = min(  # the direction in which most is read decides
                 compute_dcs(
@@ -364,27 +368,27 @@ def make_row(point: DefencePoint, summary: Summary, undefended_accuracy: Interva
                     accuracy=summary.accuracy.mean,
                     undefended_accuracy=undefended_accuracy.mean,
                 )
-                for leak in summary.leakage.values()
+                for leak in summary.leakage_by_direction.values()
             )
     return {
         "defence": point.defence,
         "strength": point.strength,
-        "undefended": point.undefended,
-        "reference": point.reference,
-        "seeds": summary.seeds,
+        "undefended": point.is_undefended,
+        "reference": point.is_reference,
+        "seeds": summary.seed_count,
         "accuracy": summary.accuracy,
         "gain": summary.gain,
         "p_holm": math.nan,
         "epsilon_x": summary.epsilon_x,
         "epsilon_y": summary.epsilon_y,
         "epsilon_passives": summary.epsilon_passives,
-        "releases": summary.releases,
-        "leakage": dict(summary.leakage),
+        "releases": summary.release_count,
+        "leakage": dict(summary.leakage_by_direction),
         **dcs_by_name,
         "wire_bytes": summary.wire_bytes,
         "label": point.label,
         "point": point,
-        "epsilon": summary.epsilon_of(point.config.method),
+        "epsilon": summary.find_epsilon(point.config.method),
     }
 
 
@@ -468,18 +472,18 @@ class Leaderboard:
             if point.name not in failed_points
         ]
         undefended_accuracy = next(
-            summary.accuracy for point, summary in points_with_summaries if point.undefended
+            summary.accuracy for point, summary in points_with_summaries if point.is_undefended
         )
         rows = [
             make_row(point, summary, undefended_accuracy)
             for point, summary in points_with_summaries
         ]
-        add_gain_p_values(rows, points_with_summaries[0][1].seeds)
+        add_gain_p_values(rows, points_with_summaries[0][1].seed_count)
         rows.sort(key=lambda row: (not row["reference"], -(row["dcs_baseline"] or 0.0)))
         return cls(rows)
 
     @property
-    def targets(self) -> tuple[str, ...]:
+    def directions(self) -> tuple[str, ...]:
         """Return the leak directions (who reads whose what) in which some attack ran, each once."""
         all_targets = (target for row in self.rows for target in sorted(row["leakage"]))
         return tuple(dict.fromkeys(all_targets))
@@ -496,7 +500,7 @@ class Leaderboard:
                 ),
                 NOT_ATTACKED,
             )
-            for target in self.targets
+            for target in self.directions
         ]
         format_points = make_points_formatter()
         columns = (
@@ -505,10 +509,10 @@ class Leaderboard:
             make_visible_column(
                 "gain",
                 "gain, points",
-                lambda row_gain: format_points(row_gain.over_chosen),
+                lambda row_gain: format_points(row_gain.gain_over_chosen),
                 missing_text="-",
             ),
-            replace(P_HOLM, keys=()),
+            replace(P_HOLM, export_keys=()),
             *leaks,
             _EPSILON_X_COLUMN,
             make_visible_column("epsilon_y", "ε_y", spell_epsilon),
@@ -521,13 +525,13 @@ class Leaderboard:
         return Table((*_HIDDEN_COLUMNS, *columns), self.rows, "Leaderboard")
 
     @property
-    def summary(self) -> Table:
+    def narrow_table(self) -> Table:
         """Return a table of means, narrow enough for a terminal."""
         leaks = (
             _make_leak_column(
                 target, target, lambda leak: f"{leak.advantage.mean:+.3f}", NOT_ATTACKED
             )
-            for target in self.targets
+            for target in self.directions
         )
         accuracy = make_visible_column(
             "accuracy", "accuracy %", lambda interval: f"{100 * interval.mean:.1f}"
@@ -737,20 +741,21 @@ def declare_study(tradeoff: TradeOff, folder: Path) -> Study[StudyMetrics]:
             Part(
                 name="leaderboard",
                 table=board.table,
-                brief=board.summary,
-                pictures=[_write_picture(board, target, folder) for target in board.targets],
-                lines=list(describe_comparison(_list_compared_rows(board))),
+                narrow_table=board.narrow_table,
+                pictures=[_write_picture(board, target, folder) for target in board.directions],
+                verdict_lines=list(describe_comparison(_list_compared_rows(board))),
             )
         ]
 
     return Study(
         title=f"Trade-off {tradeoff.name}",
-        reading=f"{READING} ε_x holds at delta {', '.join(f'{delta:g}' for delta in deltas)}.",
+        reading_guide=f"{READING} ε_x holds at delta "
+        f"{', '.join(f'{delta:g}' for delta in deltas)}.",
         folder=folder,
         measure=partial(_measure_points, tradeoff, folder, points),
         compare=compare,
-        unit="trials",
-        reported=[point.make_trial(0) for point in points if not point.centralised],
+        unit_name="trials",
+        reported_trials=[point.make_trial(0) for point in points if not point.is_centralised],
     )
 
 
@@ -787,7 +792,7 @@ def _require_undefended(
     tradeoff: TradeOff, points: Sequence[DefencePoint], results: StudyMetrics
 ) -> None:
     """Raise TradeOffError if a trial of the undefended point failed."""
-    undefended_point = next(point for point in points if point.undefended)
+    undefended_point = next(point for point in points if point.is_undefended)
     failures = [failure for failure in results.failures if failure.point == undefended_point.name]
     if failures:
         raise TradeOffError(
@@ -805,12 +810,14 @@ def _list_compared_rows(board: Leaderboard) -> list[ComparedRow]:
             name=row["label"],
             epsilon=row["epsilon"],
             wire_bytes=row["wire_bytes"],
-            gain=None if row["gain"] is None else row["gain"].over_chosen,
+            gain=None if row["gain"] is None else row["gain"].gain_over_chosen,
             p_holm=row.get("p_holm", math.nan),
-            leaks={kind: leak.clipped_advantage for kind, leak in row["leakage"].items()},
-            missing={
+            leak_by_direction={
+                kind: leak.clipped_advantage for kind, leak in row["leakage"].items()
+            },
+            reason_by_direction={
                 kind: describe_missing_attack(row["point"].config, kind)
-                for kind in board.targets
+                for kind in board.directions
                 if kind not in row["leakage"]
             },
         )
@@ -845,6 +852,6 @@ def _prepare_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -
     elif (folder / "config.yaml").exists():
         raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
     for trial in trials:  # called for the exception only
-        trial.refuse_another_run()
+        trial.refuse_other_settings()
     make_private(folder)
     write_text(settings_path, dump_settings(tradeoff))

@@ -77,7 +77,7 @@ def _describe_protection(run: "FinishedRun") -> str:
     outcome = run.outcome
     size_text = words.format_size(outcome.wire_bytes)
     cost = f"Cost: {size_text} sent, {words.format_duration(outcome.seconds)}."
-    return f"{_describe_guarantees(config, run.promises)} {_describe_sum(config)}{cost}"
+    return f"{_describe_guarantees(config, run.guarantees)} {_describe_sum(config)}{cost}"
 
 
 def _describe_guarantees(config: RunSettings, guarantees: Sequence[Promise]) -> str:
@@ -188,8 +188,8 @@ def _describe_gain(run: "FinishedRun") -> str:
         f"over {gain.baseline}, the best of the active alone, on the same {gain.rows:,} rows"
     )
     if gain.low is None or gain.high is None:
-        return f"{gain.points} {comparison_text}, without an interval, which shows nothing yet."
-    gain_text = f"{gain.points} {comparison_text} (95 % over these rows: {gain.interval})"
+        return f"{gain.value_text} {comparison_text}, without an interval, which shows nothing yet."
+    gain_text = f"{gain.value_text} {comparison_text} (95 % over these rows: {gain.interval_text})"
     if gain.low > 0:
         conclusion = "better with help in this run; other seeds may differ"
     elif gain.high < 0:
@@ -259,9 +259,9 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     It is read from the passive's folder alone, so the gain of help, which the active measures, is
     not known.
     """
-    name = party.own.name
+    name = party.own_side.name
     role = str(party.roles[name])
-    guarantees = party.own.list_promises(party.config, role)
+    guarantees = party.own_side.list_guarantees(party.config, role)
     guarantees_text = "; ".join(
         f"{promise.format_title(names_fixed_part=True)}: {promise.sentence}"
         for promise in guarantees
@@ -301,7 +301,7 @@ def describe_seeds(results: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     config = results.config
     summary = results.summary
     epsilon_name = config.method.epsilon_name
-    largest_epsilon_text = spell_epsilon(summary.epsilon_of(config.method) or None)
+    largest_epsilon_text = spell_epsilon(summary.find_epsilon(config.method) or None)
     if summary.gain is not None:
         gain_text = summary.gain.sentence
     elif config.dp_sgd is not None:
@@ -311,14 +311,14 @@ def describe_seeds(results: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     leak_texts = [
         f"{kind} {leak.clipped_advantage.format_text(number_format='+.3f')}, "
         f"{words.format_key(leak.metric)} by {leak.name}"
-        for kind, leak in summary.leakage.items()
+        for kind, leak in summary.leakage_by_direction.items()
     ]
     unattacked_texts = [f"{kind}: {reason}" for kind, reason in results.missing_attacks.items()]
     return (
         VerdictLine(
             PROTECTION_TITLE,
             f"{format_epsilon_title(epsilon_name)}: {largest_epsilon_text}, the largest of "
-            f"{summary.seeds} seeds. "
+            f"{summary.seed_count} seeds. "
             f"{_describe_sum(config)}Cost: {words.format_size(summary.wire_bytes)} sent a run.",
         ),
         VerdictLine(HELP_TITLE, gain_text),
@@ -345,16 +345,16 @@ class ComparedRow:
         wire_bytes: number of bytes sent on all links in a run.
         gain: gain over the best local model on the same test rows; None: not reported.
         p_holm: p-value of the gain, adjusted for all comparisons (Holm); NaN: not adjusted.
-        leaks: advantage of the best attack, by leak direction (who reads whose what).
-        missing: reason why no attack ran, by leak direction.
+        leak_by_direction: advantage of the best attack, by leak direction (who reads whose what).
+        reason_by_direction: reason why no attack ran, by leak direction.
     """
 
     name: str
     epsilon: float
     wire_bytes: float
     gain: Interval | None
-    leaks: Mapping[str, Interval]
-    missing: Mapping[str, str] = field(default_factory=dict)
+    leak_by_direction: Mapping[str, Interval]
+    reason_by_direction: Mapping[str, str] = field(default_factory=dict)
     p_holm: float = math.nan
 
 
@@ -452,9 +452,11 @@ def _describe_leaks(rows: Sequence[ComparedRow]) -> str:
     which the 95 % interval of the advantage is above 0.
     """
     parts = []
-    for direction in dict.fromkeys(kind for row in rows for kind in row.leaks):
+    for direction in dict.fromkeys(kind for row in rows for kind in row.leak_by_direction):
         names_and_advantages = [
-            (row.name, row.leaks[direction]) for row in rows if direction in row.leaks
+            (row.name, row.leak_by_direction[direction])
+            for row in rows
+            if direction in row.leak_by_direction
         ]
         name, highest_advantage = max(names_and_advantages, key=lambda item: item[1].mean)
         above_zero_count = sum(interval.low > 0 for _, interval in names_and_advantages)
@@ -477,7 +479,7 @@ def _describe_unattacked_rows(rows: Sequence[ComparedRow]) -> str:
     """
     names_by_direction_and_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for direction, reason in row.missing.items():
+        for direction, reason in row.reason_by_direction.items():
             names_by_direction_and_reason.setdefault((direction, reason), []).append(row.name)
     if not names_by_direction_and_reason:
         return "Every direction was attacked in every line."

@@ -59,15 +59,15 @@ def make_points(config: Config, folder: Path, passives: tuple[str, ...]) -> tupl
         "transcript": TranscriptSettings(keep="none"),
     }
     joint_point = Point(
-        config=config.model_copy(update=unattacked_settings), folder=folder, figures_only=True
+        config=config.model_copy(update=unattacked_settings), folder=folder, has_metrics_only=True
     )
     points_without = (
         Point(
             config=leave_out_settings(config, passive),
             folder=folder,
-            figures_only=True,
+            has_metrics_only=True,
             baseline_config=joint_point.config,
-            tables=partial(_load_tables_without, config, passive),
+            make_tables=partial(_load_tables_without, config, passive),
         )
         for passive in passives
     )
@@ -111,7 +111,7 @@ def declare_study(
 
     return Study(
         title=f"Who helped: {config.name}",
-        reading=f"{READING} {describe_cost(config, len(passives))}",
+        reading_guide=f"{READING} {describe_cost(config, len(passives))}",
         folder=folder,
         measure=partial(
             run_points, points, seeds, should_measure_baselines=should_measure_baselines
@@ -154,7 +154,7 @@ def _compare_points(
                 "passive": f"all {len(passives)}, over the best local model ({gain.baseline})",
                 **common_columns,
                 "reached": gain.local_score,
-                "gain": gain.over_chosen,
+                "gain": gain.gain_over_chosen,
                 "wire_bytes": joint_bytes,
             }
         )
@@ -179,18 +179,18 @@ def _make_columns(measure: Measure) -> tuple[Column, ...]:
         Column(
             name="reached",
             title=f"{measure.title} %" if measure.is_share else measure.title,
-            form=_make_measure_formatter(measure),
+            format_value=_make_measure_formatter(measure),
         ),
         Column(
             name="gain",
             title=f"worth, {unit}",
-            form=format_difference,
-            missing="measured on other test rows",
-            keys=("worth", "low", "high"),
+            format_value=format_difference,
+            missing_text="measured on other test rows",
+            export_keys=("worth", "low", "high"),
         ),
         P_HOLM,
         Column(name="shown", title="which shows"),
-        Column(name="wire_bytes", title="sent more", form=format_byte_difference),
+        Column(name="wire_bytes", title="sent more", format_value=format_byte_difference),
     )
 
 

@@ -714,18 +714,18 @@ def run_study(study: "Study[Any]", jobs: int, *, is_quiet: bool) -> "StudyResult
             sentences = study.measure_first(jobs=jobs, on_done=on_done)
         for sentence in sentences:
             terminal.show_note(sentence)
-    with progress.show_count(f"{study.title}: {study.unit}", quiet=is_quiet) as on_done:
+    with progress.show_count(f"{study.title}: {study.unit_name}", quiet=is_quiet) as on_done:
         answer = runner.run_study(study, jobs=jobs, on_done=on_done)
     if is_quiet:
         return answer
     for part in answer.parts:
-        table = part.brief or part.table
+        table = part.narrow_table or part.table
         terminal.show_rows(table.title, table.header, table.cells)
         for note in part.notes:
             terminal.show_note(note)
-        if part.lines:
-            terminal.show_rows(f"\nVerdict on {part.table.title}", ("", ""), part.lines)
-    for note in (study.reading, *runner.describe_failures(answer.failures)):
+        if part.verdict_lines:
+            terminal.show_rows(f"\nVerdict on {part.table.title}", ("", ""), part.verdict_lines)
+    for note in (study.reading_guide, *runner.describe_failures(answer.failures)):
         if note:
             terminal.show_note(note)
     if answer.page is not None:

@@ -514,7 +514,7 @@ def _show_proposal(
         others_learn_title: list(_describe_leaks(proposal, facts, link_traffic, sender=party)),
         party_learns_title: list(_describe_leaks(proposal, facts, link_traffic, receiver=party)),
         "What colluding parties learn": [
-            (coalition.who, coalition.learns)
+            (coalition.colluding_parties, coalition.joint_knowledge)
             for coalition in COALITIONS
             if coalition.holds_for(facts)
         ],
@@ -724,7 +724,7 @@ def _describe_leaks(
         rule = find_rule(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
         peers_by_rule.setdefault(rule, []).append(peer)
     for rule, peers in peers_by_rule.items():
-        is_of_every_protocol = rule.when == "always" and rule.receiver is None
+        is_of_every_protocol = rule.condition == "always" and rule.receiver is None
         if not is_of_every_protocol and rule.remains != "Nothing.":
             yield f"{', '.join(peers)}: {rule.kind}", rule.reads, rule.remains
 

@@ -316,13 +316,20 @@ def _list_tables(*, as_json: bool) -> None:
     from apfed_experiments.tables import TABLES
 
     if as_json:
-        keys = ("name", "source", "title", "leaves_out", "hours")
-        entries = [{key: getattr(table, key) for key in keys} for table in TABLES.values()]
+        entries = [
+            {
+                "name": table.name,
+                "source": table.source,
+                "title": table.title,
+                "leaves_out": table.omission,
+                "hours": table.hours,
+            }
+            for table in TABLES.values()
+        ]
         terminal.print_json({"tables": entries})
         return
     columns = ("name", "source", "what the default leaves out", "hours with --full")
     rows = [
-        (table.name, table.source, table.leaves_out, f"{table.hours:g}")
-        for table in TABLES.values()
+        (table.name, table.source, table.omission, f"{table.hours:g}") for table in TABLES.values()
     ]
     terminal.show_rows("Tables and figures of the papers", columns, rows)

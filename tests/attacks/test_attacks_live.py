@@ -191,8 +191,8 @@ def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) ->
     shadow = reveal_features(run.recording, "passive-1", 30, 0)
     knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
     found = Isolation(**way).run_live(run, knowledge, 0)["isolated"]
-    assert run.truth is not None
-    return float((found - run.truth).norm() / run.truth.norm())
+    assert run.true_contribution is not None
+    return float((found - run.true_contribution).norm() / run.true_contribution.norm())
 
 
 @pytest.mark.sampled(every=2)

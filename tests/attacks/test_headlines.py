@@ -109,7 +109,7 @@ def list_directions_of_rules(method: str) -> set[str]:
     found = set()
     for rule in RULES:
         kind = _TOLD.get((rule.kind, rule.receiver or Role.DEALER))
-        named = {part for whole in rule.when.split("; ") for part in whole.split(" or ")}
+        named = {part for whole in rule.condition.split("; ") for part in whole.split(" or ")}
         of_this_method = facts.method_facts & named
         if kind is not None and of_this_method and rule.holds_for(facts):
             found.add(kind)

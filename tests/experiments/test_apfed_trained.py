@@ -88,7 +88,7 @@ def test_half_way_is_the_end_of_half_the_epochs() -> None:
 
 
 def configs_of(table: str, *, full: bool) -> list[Config]:
-    jobs = TABLES[table].size(full).jobs
+    jobs = TABLES[table].make_extent(full).jobs
     return [Config.model_validate(job.settings["config"]) for job in jobs]
 
 
@@ -114,15 +114,15 @@ def test_lambda_times_the_rate_is_the_papers() -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_all_methods_have_one_grid_and_one_choice(full: bool) -> None:
-    size = TABLES["apfed-trained"].size(full)
-    best = [line for line in size.rows if line.chooses]
+    size = TABLES["apfed-trained"].make_extent(full)
+    best = [line for line in size.rows if line.candidate_rows]
     batches = set()
     for line in best:
-        jobs = [point.job for point in line.chooses if point.job]
+        jobs = [point.job for point in line.candidate_rows if point.job]
         configs = [Config.model_validate(job.settings["config"]) for job in jobs]
         batches.add(frozenset(config.train.batch_size for config in configs))
         assert {job.settings["held_out"] for job in jobs} == {1_000}
-        assert line.chosen_by == "held out"
-        assert {point.figure for point in line.chooses} == {"test"}
+        assert line.choosing_value_name == "held out"
+        assert {point.value_name for point in line.candidate_rows} == {"test"}
     assert len(best) == 8
     assert len(batches) == 1

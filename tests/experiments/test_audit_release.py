@@ -213,7 +213,7 @@ def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:
     found = collect_evidence(low, high, level=LEVEL)
     assert (found.hits, found.alarms, found.tested) == (400, 0, 400)
     assert found.mu_low > 4
-    assert found.epsilon_low(1e-5) == gdp_epsilon(found.mu_low, 1e-5)
+    assert found.bound_epsilon(1e-5) == gdp_epsilon(found.mu_low, 1e-5)
     assert collect_evidence(low, low, level=LEVEL).mu_low == 0
     assert collect_evidence(high, low, level=LEVEL).mu_low == 0
 

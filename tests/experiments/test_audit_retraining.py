@@ -79,14 +79,14 @@ class NoClip(Retrainings):
 
 
 def bound_of(kind: type[Retrainings], *, replaced: bool = True) -> float:
-    case = replace(EVERYTHING, replaced=replaced)
+    case = replace(EVERYTHING, is_whole_record_replaced=replaced)
     modules, objective = make_networks()
     runs = kind(
         make_task(case, epochs=EPOCHS),
         SHORT,
-        modules=modules,
-        objective=objective,
-        count=600,
+        active_modules=modules,
+        passive_objective=objective,
+        retraining_count=600,
         seed=5,
     )
     score = WhiteBoxScore(runs)
@@ -148,7 +148,7 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumAggregator]:
         objective,
         task.passive_features,
         contributor=sums.make_contributor("p1"),
-        train=TrainSettings(learning_rate=task.passive_rate, **still),
+        train=TrainSettings(learning_rate=task.passive_learning_rate, **still),
     )
     return active, passive, sums.make_aggregator()
 
@@ -159,7 +159,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
     task = replace(
         task,
         features=task.features.double(),
-        other_features=task.other_features.double(),
+        replacement_features=task.replacement_features.double(),
         passive_features=task.passive_features.double(),
     )
     active, passive, aggregator = parties(task)
@@ -182,7 +182,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         assert sent is not None
         received = seats.envelope(sent, kind=Kind.REPRESENTATIONS, step=step.number)
         z_BD = unpack_tensors(sent, SENT, sender="active")[0]["z"]
-        torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(z_BD, step.clean_representations[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
         active.update(aggregator.combine({"p1": seats.contribute_to(passive, received)}))
     assert clipped > 0
@@ -211,17 +211,23 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
     )
     steps: list[Step] = []
     runs.run_training(steps.append)
-    moved = (steps[0].clean[2:] - steps[0].clean[:2]).norm(dim=2).mean(0)
+    moved = (
+        (steps[0].clean_representations[2:] - steps[0].clean_representations[:2])
+        .norm(dim=2)
+        .mean(0)
+    )
     assert moved.nonzero().flatten().tolist() == (
         [steps[0].record_position] if steps[0].record_position >= 0 else []
     )
     assert sum(step.record_position >= 0 for step in steps) == 1
     with_record = next(step for step in steps if step.record_position >= 0)
-    (z_0, sum_0), (z_1, sum_1) = with_record.worlds
+    (z_0, sum_0), (z_1, sum_1) = with_record.means_by_world
     for world, z, total in ((0, z_0, sum_0), (1, z_1, sum_1)):
         mine = runs.world_R == world
-        torch.testing.assert_close(with_record.clean[mine, with_record.record_position], z[mine])
-        noise = with_record.update[mine] - total[mine]
+        torch.testing.assert_close(
+            with_record.clean_representations[mine, with_record.record_position], z[mine]
+        )
+        noise = with_record.noisy_gradient_sum[mine] - total[mine]
         assert float(noise.std()) == pytest.approx(SIGMA, rel=0.25)
     assert float((sum_1 - sum_0).norm(dim=1).max()) <= 2 * SHORT.gradient_clip * (1 + 1e-5)
 
@@ -246,9 +252,9 @@ def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) ->
         EVERYTHING, retraining_count=250, seed=0, level=LEVEL, device=torch.device("cpu")
     )
     # Three parts of 82 or 83, of which each has two worlds of the same size.
-    assert result.figures["retrainings"] == 246
-    assert len(set(result.scores[0].tolist())) == len(result.scores[0]) == 123
-    assert not result.exceeded
+    assert result.values_by_name["retrainings"] == 246
+    assert len(set(result.scores_by_world[0].tolist())) == len(result.scores_by_world[0]) == 123
+    assert not result.has_exceeded
     ((*_, verdict, counted),) = make_table([result], "").cells
     assert verdict == "stays under the claim"
     assert counted.endswith("246 retrainings")

@@ -45,16 +45,16 @@ def audit_case(name: str, **planted: Any) -> AuditResult:
 @pytest.mark.parametrize("name", VOTE_CASES)
 def test_each_claim_stands_or_falls_as_expected(name: str) -> None:
     result = audit_case(name)
-    assert result.exceeded == result.case.exceeded
+    assert result.has_exceeded == result.claim.is_expected_to_exceed
     # The attack is a real one: where it proves nothing, it would catch no bug either.
-    assert result.figures["epsilon_low"] > 0.2 * result.case.claim
+    assert result.values_by_name["epsilon_low"] > 0.2 * result.claim.claimed_value
 
 
 class KeepsTooOften(VoteResponse):
     """The planted bug: the answer's epsilon is one more than is said."""
 
     @property
-    def _response(self) -> LabelResponse:
+    def _label_mechanism(self) -> LabelResponse:
         return LabelResponse(epsilon=self.epsilon + 1, classes=self.classes)
 
 
@@ -85,7 +85,8 @@ def private(kind: type[labellers.PrivateLogistic], key: bytes) -> labellers.Priv
 
 def make_noisy_sum(noise: int) -> NoisySum:
     return NoisySum(
-        point=FixedPoint(clip_norm=1.0, bits=8, contributor_count=3, noise=noise), honest=2
+        fixed_point=FixedPoint(clip_norm=1.0, bits=8, contributor_count=3, noise=noise),
+        honest_count=2,
     )
 
 
@@ -97,8 +98,8 @@ def long_person() -> TwoTables:
     """The labelled person is twenty long, and still turns into the opposite."""
     tables = make_labelled_person()
     stretch_U1 = np.array([20.0, 1, 1, 1, 1])[:, None]
-    first, second = tables.features
-    return replace(tables, features=(stretch_U1 * first, stretch_U1 * second))
+    first, second = tables.features_by_world
+    return replace(tables, features_by_world=(stretch_U1 * first, stretch_U1 * second))
 
 
 def make_sum_score(sums: NoisySum, other: Floats = OTHER) -> Scores:
@@ -124,7 +125,7 @@ PLANTED: dict[str, tuple[str, Scores]] = {
     "half of the noise on the sum": ("one vote in a sum", make_sum_score(make_noisy_sum(64))),
     "noise of one honest party fewer than is counted": (
         "one vote in a sum",
-        make_sum_score(replace(make_noisy_sum(90), honest=1)),
+        make_sum_score(replace(make_noisy_sum(90), honest_count=1)),
     ),
     "sqrt 2 for votes with signs": ("one vote in a sum", make_sum_score(make_noisy_sum(127), -ONE)),
     "half of the noise on the weights": (
@@ -161,22 +162,22 @@ PLANTED: dict[str, tuple[str, Scores]] = {
 def test_planted_bugs_are_caught(bug: str) -> None:
     clipped = "private weights", make_weights_score(labellers.PrivateLogistic, long_person())
     name, scores = PLANTED.get(bug, clipped)
-    assert not VOTE_CASES[name].exceeded
-    assert audit_case(name, scores=scores).exceeded == (bug in PLANTED)
+    assert not VOTE_CASES[name].is_expected_to_exceed
+    assert audit_case(name, compute_scores=scores).has_exceeded == (bug in PLANTED)
 
 
 def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> None:
     """A person without a label moves a chain of others through a graph, and none otherwise."""
     for tables in (UNLABELLED, LABELLED, PERSON):
-        first, second = tables.features
-        assert np.flatnonzero((first != second).any(axis=1)).tolist() == [tables.person]
-        assert (tables.person in tables.labelled) == (tables is not UNLABELLED)
+        first, second = tables.features_by_world
+        assert np.flatnonzero((first != second).any(axis=1)).tolist() == [tables.changed_row]
+        assert (tables.changed_row in tables.labelled_rows) == (tables is not UNLABELLED)
 
     def count_moved_votes(labeller: Any) -> int:
-        known = UNLABELLED.labelled, UNLABELLED.labels, UNLABELLED.classes
+        known = UNLABELLED.labelled_rows, UNLABELLED.labels, UNLABELLED.class_count
         votes = [
             labellers.harden_votes(labeller.label_rows(x_UF, *known))
-            for x_UF in UNLABELLED.features
+            for x_UF in UNLABELLED.features_by_world
         ]
         return int((votes[0] != votes[1]).any(axis=1).sum())
 
@@ -188,7 +189,7 @@ def test_claims_are_the_guarantees_of_the_table() -> None:
     private_one = private(labellers.PrivateLogistic, bytes(32))
     answer = VoteResponse(epsilon=2.0, classes=3)
     found = compute_table_guarantee(private_one, answer, delta=DELTA)
-    assert VOTE_CASES["private weights, own answer"].claim == found.labelled_epsilon
-    assert VOTE_CASES["one answer"].claim == found.vote_epsilon
+    assert VOTE_CASES["private weights, own answer"].claimed_value == found.labelled_epsilon
+    assert VOTE_CASES["one answer"].claimed_value == found.vote_epsilon
     bare = compute_table_guarantee(labellers.make_labeller("spreading"), answer, delta=DELTA)
     assert not np.isfinite(bare.epsilon)

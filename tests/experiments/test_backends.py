@@ -130,7 +130,7 @@ class TestClusters:
     ) -> None:
         tables = {}
         for where in ("loky", cluster):
-            point = Point(config=small(), folder=tmp_path / where, figures_only=True)
+            point = Point(config=small(), folder=tmp_path / where, has_metrics_only=True)
             with use_backend(where):
                 tables[where] = run_points(
                     [point], range(3), jobs=2, should_measure_baselines=True

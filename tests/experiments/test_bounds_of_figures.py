@@ -30,7 +30,13 @@ def ends_of(text: str) -> tuple[float, float]:
 
 def leak_of(metric: str) -> Leakage:
     return Leakage(
-        target="t", attack="a", metric=metric, advantage=WIDE, score=1.0, baseline=0.0, missing=""
+        target="t",
+        attack="a",
+        metric=metric,
+        advantage=WIDE,
+        score=1.0,
+        baseline=0.0,
+        seeds_note="",
     )
 
 
@@ -40,10 +46,10 @@ def paper_table(unit: str) -> PaperTable:
         source="",
         title="",
         unit=unit,
-        reading="",
-        leaves_out="",
+        reading_guide="",
+        omission="",
         hours=0.0,
-        size=lambda full: pytest.fail("no line is asked for"),
+        make_extent=lambda full: pytest.fail("no line is asked for"),
     )
 
 
@@ -68,9 +74,9 @@ def scale_of(measure: Measure) -> int:
 # By table, how it writes an interval that is too wide, and the ends that it may show.
 SHOWN: dict[str, tuple[Callable[[], str], float, float]] = {
     "accuracies of studies": (partial(make_percent_formatter(), WIDE), 0.0, 100.0),
-    "accuracies of the main job": (partial(column_of("accuracy").form, WIDE), 0.0, 100.0),
-    "gains of the main job": (partial(column_of("gain").form, WIDE), -100.0, 100.0),
-    "labels read in the main job": (partial(column_of("labels").form, WIDE), -1.0, 1.0),
+    "accuracies of the main job": (partial(column_of("accuracy").format_value, WIDE), 0.0, 100.0),
+    "gains of the main job": (partial(column_of("gain").format_value, WIDE), -100.0, 100.0),
+    "labels read in the main job": (partial(column_of("labels").format_value, WIDE), -1.0, 1.0),
     "advantages in balanced accuracy": (
         leak_of("balanced_accuracy").clipped_advantage.format_text,
         -1.0,

@@ -20,7 +20,7 @@ def line(name: str, gain: float, read: float) -> FrontRow:
     return FrontRow(
         name=name,
         gain=Interval(gain, gain - 0.01, gain + 0.01),
-        read=Interval(read, read - 0.02, read + 0.02),
+        leakage=Interval(read, read - 0.02, read + 0.02),
     )
 
 
@@ -54,20 +54,20 @@ def test_equal_lines_do_not_dominate_each_other() -> None:
 
 @pytest.mark.parametrize("shows", [False, True])
 def test_a_line_that_shows_labels_does_not_dominate_one_that_shows_none(shows: bool) -> None:
-    better = replace(line("better", 0.06, 0.1), shows_labels=True)
-    worse = replace(line("worse", 0.05, 0.2), shows_labels=shows)
+    better = replace(line("better", 0.06, 0.1), has_shown_labels=True)
+    worse = replace(line("worse", 0.05, 0.2), has_shown_labels=shows)
     assert find_dominating(worse, [better, worse]) == (better if shows else None)
 
 
 def test_of_two_equal_lines_the_one_that_shows_labels_is_dominated() -> None:
     silent = line("silent", 0.05, 0.1)
-    shown = replace(silent, name="shown", shows_labels=True)
+    shown = replace(silent, name="shown", has_shown_labels=True)
     assert [find_dominating(each, [silent, shown]) for each in (silent, shown)] == [None, silent]
 
 
 def test_the_front_is_the_lines_that_nobody_dominates_least_read_first() -> None:
     front = find_front(
-        LINES, get_leakage=lambda line: line.read.mean, get_gain=lambda line: line.gain.mean
+        LINES, get_leakage=lambda line: line.leakage.mean, get_gain=lambda line: line.gain.mean
     )
     assert [line.name for line in front] == [
         "nothing, read nothing",

@@ -83,35 +83,35 @@ def test_two_seeds_covary_by_the_people_who_test_both() -> None:
 def test_p_values_are_students_and_holms() -> None:
     values = [0.3, 0.1, -0.2, 0.4, 0.5]
     expected = ttest_1samp(values, 0.0).pvalue
-    assert Interval.from_values(values).p_value(5) == pytest.approx(expected)
-    assert Interval.from_values([0.1, 0.1]).p_value(2) == 0.0
-    assert Interval.from_values([0.0, 0.0]).p_value(2) == 1.0
+    assert Interval.from_values(values).compute_p_value(5) == pytest.approx(expected)
+    assert Interval.from_values([0.1, 0.1]).compute_p_value(2) == 0.0
+    assert Interval.from_values([0.0, 0.0]).compute_p_value(2) == 1.0
     gains = [
         Interval.from_values([value + shift for value in values]) for shift in (0.0, 0.3, 0.6, 0.25)
     ]
-    one, three, four, two = (gain.p_value(5) for gain in gains)
+    one, three, four, two = (gain.compute_p_value(5) for gain in gains)
     assert adjust_p_values([*gains, None, Interval.from_values([1.0])], 5) == pytest.approx(
         [max(one, 2 * two), 3 * three, 4 * four, max(2 * two, 3 * three), math.nan, math.nan],
         nan_ok=True,
     )
-    assert tuple(map(P_HOLM.form, (math.nan, 0.0004, 0.034))) == ("", "< 0.001", "0.034")
+    assert tuple(map(P_HOLM.format_value, (math.nan, 0.0004, 0.034))) == ("", "< 0.001", "0.034")
 
 
 def test_the_epsilon_of_a_line_is_that_of_what_its_method_sends() -> None:
     sent = dict.fromkeys(("apfed_r", "split_nn", "single_view"), 8.0)
     summed = dict.fromkeys(("votes", "split_nn_sum", "mmvfl", "h_fedmv", "vfedtrans"), 2.0)
     line = Summary(
-        seeds=1,
-        accuracies={"accuracy": Interval.from_values([0.5])},
+        seed_count=1,
+        accuracy_by_inference={"accuracy": Interval.from_values([0.5])},
         epsilon_x=8.0,
         epsilon_y=math.inf,
-        releases=1,
+        release_count=1,
         wire_bytes=1.0,
-        leakage={},
+        leakage_by_direction={},
         epsilon_passives=2.0,
     )
     expected = {**sent, **summed}
-    shown = {method: line.epsilon_of(METHODS[method].public_facts) for method in expected}
+    shown = {method: line.find_epsilon(METHODS[method].public_facts) for method in expected}
     assert shown == expected
 
 
@@ -141,16 +141,16 @@ def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> No
     )
     assert gain is not None
     assert gain.baseline == "honest"
-    assert gain.over_chosen.mean == pytest.approx(0.2)
-    assert gain.over_chosen.low == pytest.approx(0.2)
-    assert gain.hindsight == "lucky"
-    assert gain.over_hindsight.mean == pytest.approx(0.1)
-    assert gain.over_control is None
+    assert gain.gain_over_chosen.mean == pytest.approx(0.2)
+    assert gain.gain_over_chosen.low == pytest.approx(0.2)
+    assert gain.oracle == "lucky"
+    assert gain.gain_over_oracle.mean == pytest.approx(0.1)
+    assert gain.gain_over_ablation is None
     assert Gain.from_rows(rows_of([0.8])) is None
     beside = Gain.from_rows(rows_of([0.8, 0.9], honest=[(0.7, 0.6)] * 2), rows_of([0.78, 0.92]))
     assert beside is not None
-    assert beside.over_control is not None
-    assert (beside.control, beside.over_control.mean) == pytest.approx((0.85, 0.0))
+    assert beside.gain_over_ablation is not None
+    assert (beside.ablation_score, beside.gain_over_ablation.mean) == pytest.approx((0.85, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_a_sentence_says_whether_help_paid(reached: list[float], told: str) -> N
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_every_case_is_a_run_and_its_control_the_same_without_help(case: GainCase) -> None:
-    assert case.config.data.labelled == case.labelled
+    assert case.config.data.labelled == case.labelled_count
     assert case.baseline_config.data == case.config.data
     ours = case.config
-    control = case.control.config
-    assert case.control.baseline_config == case.baseline_config
+    control = case.ablation.config
+    assert case.ablation.baseline_config == case.baseline_config
     assert control.data == ours.data
     if case.method in ("apfed_code", "apfed_code-64") or "-after" in case.method:
         # its control has rows of others
@@ -191,8 +191,8 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help(case: GainCas
 
 
 def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:
-    case = GainCase(method="apfed_code", data="wine", labelled=9)
-    mine, mixed = (one.make_point(Path()).load_tables(0) for one in (case, case.control))
+    case = GainCase(method="apfed_code", data_name="wine", labelled_count=9)
+    mine, mixed = (one.make_point(Path()).load_tables(0) for one in (case, case.ablation))
     assert torch.equal(mine.active.features, mixed.active.features)
     for own, other in zip(mine.passives, mixed.passives, strict=True):
         assert own.ids == other.ids
@@ -201,7 +201,7 @@ def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:
 
 
 def test_a_student_without_help_reads_nothing_of_passives() -> None:
-    point = GainCase(method="votes", data="wine", labelled=9).control.make_point(Path())
+    point = GainCase(method="votes", data_name="wine", labelled_count=9).ablation.make_point(Path())
     config = point.make_trial(0).config
     data = load_data(config.data, seed=0)
     other = replace(
@@ -215,7 +215,7 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
 
 
 def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
-    case = GainCase(method="votes", data="wine", labelled=9)
+    case = GainCase(method="votes", data_name="wine", labelled_count=9)
     (table,) = run_study(declare_study(tmp_path, [case], seed_count=2)).tables
     ((plain,), (cells,), (row,)) = table.export_rows(), table.cells, table.rows
     assert plain["control"] == "no-help/wine/n9"
@@ -283,7 +283,7 @@ def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None
 
 
 def test_each_passive_knows_its_own_share() -> None:
-    config = GainCase(method="votes", data="digits-known-20", labelled=50).config
+    config = GainCase(method="votes", data_name="digits-known-20", labelled_count=50).config
     data = load_data(config.data, seed=0)
     thinned = sample_people(data, 0.2, seed=0)
     train = {data.active.ids[row] for row in data.train_rows.tolist()}
@@ -347,7 +347,7 @@ def test_a_study_fits_its_prior_once(tmp_path: Path) -> None:
 def test_hidden_labels_do_not_reach_the_baselines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = GainCase(method="votes", data="wine", labelled=9).config
+    config = GainCase(method="votes", data_name="wine", labelled_count=9).config
     spy = Mock(wraps=compare_baselines)
     monkeypatch.setattr("apfed_experiments.baselines.compare_baselines", spy)
     load_or_measure_baselines(config, tmp_path / "solo.json")
@@ -361,7 +361,7 @@ def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
 ) -> None:
     for where in ("apfed_experiments.baselines", "secure_apfed.baselines.interface"):
         monkeypatch.setattr(f"{where}.MAX_ROWS", 60)
-    case = GainCase(method="votes", data=dataset, labelled=None)
+    case = GainCase(method="votes", data_name=dataset, labelled_count=None)
     learnt = list[int]()
 
     def fit(of: Any, x_NF: Any, *rest: Any, **more: Any) -> Any:
@@ -380,7 +380,7 @@ def test_a_gain_in_a_loss_is_what_it_fell_by() -> None:
     rows = rows_of([0.4, 0.41], near=[(0.5, 0.5), (0.5, 0.52)], far=[(0.9, 0.9), (0.9, 0.9)])
     gain = Gain.from_rows(rows.assign(metric="log_loss"))
     assert gain is not None
-    assert (gain.baseline, gain.hindsight, gain.measure) == ("near", "near", "log_loss")
-    assert gain.over_chosen.mean == pytest.approx(0.105)
+    assert (gain.baseline, gain.oracle, gain.measure) == ("near", "near", "log_loss")
+    assert gain.gain_over_chosen.mean == pytest.approx(0.105)
     assert "log loss over near, the best local model" in gain.sentence
     json.dumps(asdict(gain))

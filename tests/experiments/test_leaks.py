@@ -34,7 +34,10 @@ STORED = json.loads((Path(__file__).parents[2] / "docs" / "leaks.json").read_byt
 def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> live.MeasuredRow:
     """That measured these rows, one for each seed."""
     return live.MeasuredRow(
-        columns=columns, measure=rows.__getitem__, seeds=range(len(rows)), ends=ends
+        fixed_values=columns,
+        measure=rows.__getitem__,
+        seeds=range(len(rows)),
+        names_with_extremes=ends,
     )
 
 
@@ -90,7 +93,7 @@ def test_a_refusal_is_a_figure() -> None:
     def refuse_seed(seed: int) -> Row:
         raise RemoteProtocolError("near-constant batch")
 
-    line = live.MeasuredRow(columns={"M": 1}, measure=refuse_seed).measure_row()
+    line = live.MeasuredRow(fixed_values={"M": 1}, measure=refuse_seed).measure_row()
     assert line == {"M": 1, "refused": "near-constant batch"}
 
 
@@ -121,7 +124,7 @@ def test_the_stored_figures_are_of_what_is_played() -> None:
     assert set(STORED) == set(LIST_ROWS_BY_PART)
     assert all(STORED.values())
     rows = STORED["papers"]
-    played = [setting.columns for setting in list_paper_rows()]
+    played = [setting.fixed_values for setting in list_paper_rows()]
     stored = [{name: row[name] for name in of} for row, of in zip(rows, played, strict=True)]
     assert stored == played
     assert [row for row in rows if "advantage" not in row] == []
@@ -130,7 +133,7 @@ def test_the_stored_figures_are_of_what_is_played() -> None:
 def measure_line(table: Callable[[], Iterator[live.MeasuredRow]], **columns: Any) -> Row:
     """The figures of seed 0 in the line that these columns name, of breast cancer unless said."""
     wanted = {"data": "breast_cancer", **columns}
-    (line,) = (setting for setting in table() if wanted.items() <= setting.columns.items())
+    (line,) = (setting for setting in table() if wanted.items() <= setting.fixed_values.items())
     return line.measure(0)
 
 

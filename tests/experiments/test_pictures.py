@@ -174,7 +174,7 @@ def test_curves_stand_below_each_other_and_fit_a_phone(tmp_path: Path) -> None:
     boxes = [axes.get_position() for axes in drawn[0].axes]
     assert [round(box.x0, 6) for box in boxes] == [round(boxes[0].x0, 6)] * 2
     assert boxes[0].y0 > boxes[1].y1
-    assert not made["Learning"].is_broad
+    assert not made["Learning"].is_too_wide_for_phone
 
 
 @pytest.mark.parametrize(("inches", "width", "is_broad"), [(4.6, 442, False), (12.0, 1152, True)])
@@ -185,7 +185,7 @@ def test_a_page_shows_a_picture_as_wide_as_its_letters_need(
     with open_figure(path, (inches, 1.0)) as figure:
         figure.subplots()
     picture = Picture(path=path, title="A title", caption="What it shows.")
-    assert (picture.width, picture.is_broad) == (width, is_broad)
+    assert (picture.width, picture.is_too_wide_for_phone) == (width, is_broad)
     page = _make_environment().from_string(SHOW_PICTURE).render(picture=picture)
     assert ('class="broad"' in page) == is_broad
     assert f'width="{width}"' in page
@@ -237,7 +237,7 @@ def test_a_picture_of_attacks_fits_a_phone_with_all_names_in_it(case: str, tmp_p
         figure.savefig(path)
         figure.draw_without_rendering()
     picture = Picture(path=path, title="Attacks", caption="What it shows.")
-    assert not picture.is_broad
+    assert not picture.is_too_wide_for_phone
     whole = figure.bbox
     names = [text for axes in figure.axes for text in axes.texts]
     boxes = [text.get_window_extent() for text in names]

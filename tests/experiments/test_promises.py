@@ -135,7 +135,7 @@ def make_charged_session(config: Config) -> SimpleNamespace:
     return SimpleNamespace(
         ledgers=ledgers,
         contribution_ledgers=contributions,
-        learner=SimpleNamespace(training=None),
+        active_role=SimpleNamespace(training=None),
         party_session=SimpleNamespace(party=own),
         helpers=True,
         charged={},
@@ -207,8 +207,8 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
         state=RunState.FINISHED,
         date=datetime.fromtimestamp(0, UTC),
         config=config,
-        promise=reported.promise,
-        leaks={},
+        guarantee=reported.weakest_guarantee,
+        leak_by_direction={},
     )
     found: dict[str, Any] = {
         "result.json": json.loads(to_json(outcome.model_dump(mode="python"))),

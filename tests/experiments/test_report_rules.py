@@ -55,17 +55,19 @@ OPENINGS = {of.settings.vote_protocol: of.public_facts for of in METHODS.values(
 def facts(
     method: str = "apfed", secure_sum: str = "ckks", passives: int = 3, **others: Any
 ) -> RunFacts:
-    usual = {"secure_sum": secure_sum, "passives": passives, "guarded": True}
+    usual = {"secure_sum": secure_sum, "passive_count": passives, "has_guard": True}
     return RunFacts(method_facts=METHODS[method].public_facts.exchange_facts, **{**usual, **others})
 
 
 def voting(opening: VoteProtocol, passives: int = 3, **others: Any) -> RunFacts:
-    usual = {"secure_sum": "plain + pairwise masks", "passives": passives}
+    usual = {"secure_sum": "plain + pairwise masks", "passive_count": passives}
     return RunFacts(method_facts=OPENINGS[opening].exchange_facts, **{**usual, **others})
 
 
 def coalitions_in(run: RunFacts) -> dict[str, str]:
-    return {each.who: each.learns for each in COALITIONS if each.holds_for(run)}
+    return {
+        each.colluding_parties: each.joint_knowledge for each in COALITIONS if each.holds_for(run)
+    }
 
 
 def describe_limits(run: RunFacts, received: str = "") -> str:
@@ -83,12 +85,12 @@ def describe_limits(run: RunFacts, received: str = "") -> str:
 @pytest.mark.parametrize("method", MESSAGES)
 def test_every_message_that_a_run_can_send_has_a_rule(method: str) -> None:
     for secure_sum, guarded, passives in product(SECURE_SUMS, [False, True], [1, 2, 3]):
-        case = facts(method, secure_sum, passives, guarded=guarded)
+        case = facts(method, secure_sum, passives, has_guard=guarded)
         two = method == "apfed" and SECURE_SUMS[secure_sum].rounds == 2
         for kind, receiver in [*MESSAGES[method], *(SECOND_ROUND if two else ())]:
             assert find_rule(kind, receiver, case).reads
     for kind, receiver in MESSAGES["apfed"]:
-        assert find_rule(kind, receiver, facts(pairwise=True)).reads
+        assert find_rule(kind, receiver, facts(has_pairwise_alignment=True)).reads
     for role in Role:
         assert "about how large these are" in find_rule(Kind.ALIVE, role, facts()).remains
 
@@ -135,7 +137,13 @@ def test_the_threat_model_repeats_coalitions_and_limits_word_for_word() -> None:
 def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: VoteProtocol) -> None:
     either = [False, True]
     for passives, noisy, pairwise, label_dp in product([1, 2, 3], either, either, either):
-        run = voting(opening, passives, noisy=noisy, pairwise=pairwise, label_dp=label_dp)
+        run = voting(
+            opening,
+            passives,
+            has_passive_noise=noisy,
+            has_pairwise_alignment=pairwise,
+            has_label_dp=label_dp,
+        )
         for kind, receiver in VOTES[opening]:
             rule = find_rule(kind, receiver, run)
             said = f"{rule.reads} {rule.protects} {rule.remains}"
@@ -148,8 +156,8 @@ def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: Vote
 SUM = "SUM active"
 SHOWN = "REPRESENTATIONS passive"
 LABELS = "LABELS passive"
-PAIRS = facts(pairwise=True)
-SVD = facts("vfedtrans", guarded=False)
+PAIRS = facts(has_pairwise_alignment=True)
+SVD = facts("vfedtrans", has_guard=False)
 # A run, messages, what is told of it, and what is not.
 TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
@@ -165,7 +173,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
     (facts(secure_sum="plain"), "CONTRIBUTION aggregator", ("in the clear",), ()),
     *(
         (
-            facts("mmvfl", passives=passives, labelled_passives=True),
+            facts("mmvfl", passives=passives, has_labels_at_passives=True),
             SUM,
             (
                 "of whom a passive has a label, and which",
@@ -189,7 +197,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("empirical",),
     ),
     (
-        facts(label_dp=True),
+        facts(has_label_dp=True),
         SHOWN,
         (
             "Test labels are not randomised",
@@ -199,15 +207,15 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("no differential privacy",),
     ),
     (
-        facts(private=True),
+        facts(has_dp_sgd=True),
         SHOWN,
         (),
         ("no differential privacy", "epsilon_model is infinite"),
     ),
-    (facts(private=True, guarded=False), SHOWN, ("epsilon_model is infinite",), ()),
-    (facts(defended=True), SHOWN, ("None has an epsilon or any other guarantee",), ()),
+    (facts(has_dp_sgd=True, has_guard=False), SHOWN, ("epsilon_model is infinite",), ()),
+    (facts(has_defences=True), SHOWN, ("None has an epsilon or any other guarantee",), ()),
     (
-        facts(noisy=True),
+        facts(has_passive_noise=True),
         SHOWN,
         (
             "networks held fixed, and by the noise of honest passives alone",
@@ -216,7 +224,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("Gradients carry no noise",),
     ),
     (
-        facts(secure_sum="bfv + pairwise masks", noisy=True),
+        facts(secure_sum="bfv + pairwise masks", has_passive_noise=True),
         SUM,
         ("noise of each",),
         ("for which there is no epsilon",),
@@ -227,7 +235,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     *(
         (
-            voting(of, label_dp=True),
+            voting(of, has_label_dp=True),
             LABELS,
             ("as the label mechanism answers them",),
             ("every passive is shown every label",),
@@ -242,13 +250,13 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (voting("randomised"), "", ("Votes carry no noise",), ()),
     (
-        voting("randomised", noisy=True),
+        voting("randomised", has_passive_noise=True),
         "",
         ("There is NO guarantee for a person's record",),
         ("Votes carry no noise",),
     ),
     (
-        voting("randomised", noisy=True, inductive=True),
+        voting("randomised", has_passive_noise=True, has_inductive_labellers=True),
         "",
         ("covered only where the guarantee of this run says so",),
         ("NO guarantee",),
@@ -268,10 +276,10 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("passives' representations decided", "the contribution of"),
     ),
     (facts("tvfl"), "", (), ("rests on no proof",)),
-    (facts(black_boxes=True), "", ("noise is charged for a whole batch",), ()),
+    (facts(has_black_boxes=True), "", ("noise is charged for a whole batch",), ()),
     (facts(), "", (), ("black-box",)),
-    (facts("tvfl", black_boxes=True), "", (), ("black-box",)),
-    (facts("single_view", "plain", 0, guarded=False), "", ("epsilon_y is infinite",), ()),
+    (facts("tvfl", has_black_boxes=True), "", (), ("black-box",)),
+    (facts("single_view", "plain", 0, has_guard=False), "", ("epsilon_y is infinite",), ()),
 )
 
 
@@ -295,7 +303,7 @@ def test_who_learns_what_with_another_party_is_told() -> None:
 def test_computed_noise_is_told_once_wherever_a_figure_rests_on_it(
     method: str, guarded: bool, private: bool
 ) -> None:
-    run = facts(method, guarded=guarded, private=private)
+    run = facts(method, has_guard=guarded, has_dp_sgd=private)
     used = private or (guarded and method != "single_view")
     assert describe_limits(run).count("what floating point leaves") == used
     assert describe_limits(run).count("of this run alone, and of one row") == 1

@@ -128,11 +128,11 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     document = json.loads((joint / "privacy.json").read_bytes())
     (listed,) = list_runs(joint)
     stored = BaselinesRecord.model_validate_json(RunFolder(joint).local_models.read_bytes()).gain
-    assert gain.text in page
-    assert tiles["gain"].value == gain.points
-    assert document["gain"] == gain.text
+    assert gain.comparison_text in page
+    assert tiles["gain"].value == gain.value_text
+    assert document["gain"] == gain.comparison_text
     assert listed.gain == gain.value
-    assert listed.gain_text == gain.points
+    assert listed.gain_text == gain.value_text
     assert stored == gain
     assert measure_gain(RunFolder(joint), run_read.config, store_without_gain(joint)) == gain
 
@@ -164,7 +164,7 @@ def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
     assert gain is not None
     counts = []
     differences = []
-    for seed, folder in found.folders.items():
+    for seed, folder in found.folder_by_seed.items():
         (listed,) = list_runs(folder)
         assert listed.run_gain is None  # the study's baselines are of all test rows
         assert listed.gain_text == DIFFERENT_TEST_ROWS
@@ -176,9 +176,9 @@ def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
         assert restricted is not None
         (name,) = (each.name for each in restricted.baselines if each.name == gain.baseline)
         counts.append(int(tested.sum()))
-        differences.append(found.reached[seed] - restricted.find_baseline(name).test)
-    assert gain.rows == (min(counts), max(counts))
-    assert gain.over_chosen.mean == pytest.approx(np.mean(differences))
+        differences.append(found.score_by_seed[seed] - restricted.find_baseline(name).test)
+    assert gain.test_row_range == (min(counts), max(counts))
+    assert gain.gain_over_chosen.mean == pytest.approx(np.mean(differences))
     assert "test rows of each seed" in gain.sentence
 
 
@@ -224,7 +224,7 @@ def test_a_gain_of_other_rows_is_never_told(tmp_path: Path) -> None:
     same = record.model_copy(update={"rows": 250})
     gain = measure_gain(RunFolder(path), config, same)
     assert gain is not None
-    assert (gain.rows, gain.interval) == (250, "")
+    assert (gain.rows, gain.interval_text) == (250, "")
     assert gain.value == pytest.approx(0.3)
 
 
@@ -263,9 +263,9 @@ def test_an_interval_is_not_invented() -> None:
     gain = RunGain(
         measure=ACCURACY.name, baseline="Ridge", rows=1200, reached=0.9, alone=0.8, value=0.1
     )
-    assert gain.text == "+10.0 points against Ridge on the same 1,200 test rows"
+    assert gain.comparison_text == "+10.0 points against Ridge on the same 1,200 test rows"
     wide = gain.model_copy(update={"low": -0.02, "high": 0.2})
-    assert wide.text.endswith("95 % over them, paired: -2.0 points to +20.0 points")
+    assert wide.comparison_text.endswith("95 % over them, paired: -2.0 points to +20.0 points")
 
 
 def test_figures_of_a_study_tell_baselines_of_the_same_rows() -> None:

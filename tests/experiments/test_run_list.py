@@ -95,17 +95,19 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     run = runs["guarded"]
     assert run.state is RunState.FINISHED
     assert run.gain == pytest.approx(0.05)
-    assert run.promise is not None
-    assert run.promise.epsilon == 7.98
-    headline = run.leaks["passive reads labels"]
+    assert run.guarantee is not None
+    assert run.guarantee.epsilon == 7.98
+    headline = run.leak_by_direction["passive reads labels"]
     assert headline.advantage == 0.3
     assert "passive-2" in headline.note
-    assert {kind for kind, of in run.leaks.items() if of.best_attack} == {"passive reads labels"}
+    assert {kind for kind, of in run.leak_by_direction.items() if of.best_attack} == {
+        "passive reads labels"
+    }
     assert len(run.list_cells()) == len(HEADER)
     alone = runs["study/alone"]
     assert alone.gain == pytest.approx(-0.02)
-    assert alone.promise is not None
-    assert alone.promise.state == "nothing is sent"
+    assert alone.guarantee is not None
+    assert alone.guarantee.state == "nothing is sent"
     assert "not attacked" in alone.list_cells()
     begun = runs["begun"]
     assert (begun.state, begun.accuracy) == (RunState.UNFINISHED, None)

@@ -30,7 +30,7 @@ def play(folder: Path | None, *failures: Failure) -> StudyResults:
 
     toy = Study(
         title="A <toy>",
-        reading="Read it so.",
+        reading_guide="Read it so.",
         folder=folder,
         measure=measure,
         compare=lambda found: [
@@ -69,7 +69,7 @@ def test_the_first_answer_is_shown_before_all_else_is_measured(
 
     study = Study(
         title="A study",
-        reading="",
+        reading_guide="",
         folder=None,
         measure=measure,
         compare=lambda found: [],
@@ -115,12 +115,12 @@ def find_points(folder: Path) -> dict[str, Point]:
     whole = next(p for p in main_job.make_points(base, folder) if p.study_row.key == "apfed_r")
     ablation = main_job.make_ablation(whole)
     assert ablation is not None
-    case = gains.GainCase(method="votes", data="wine", labelled=9)
+    case = gains.GainCase(method="votes", data_name="wine", labelled_count=9)
     return {
         "main": whole,
         "ablation": ablation,
         "gains": case.make_point(folder),
-        "control": case.control.make_point(folder),
+        "control": case.ablation.make_point(folder),
         "who helped": who_helped.make_points(make_votes_config(), folder, ("passive-1",))[1],
     }
 

@@ -31,7 +31,7 @@ def make_run_config(settings: Mapping[str, Any]) -> Config:
     return Config.model_validate({**usual, "guard": {"mechanism": "none"}, **settings})
 
 
-@pytest.mark.parametrize("name", main_job.MAIN.configs)
+@pytest.mark.parametrize("name", main_job.MAIN.config_names)
 def test_the_main_job_trains_as_gains_are_measured(name: str) -> None:
     base = load_base_config(name)
     expected = make_run_config(LABELS_AFTER)

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
 ]
 COMPARED = main_job.METHOD_COMPARISON
-BY_KEY = {line.key: line for line in COMPARED.lines}
+BY_KEY = {line.key: line for line in COMPARED.rows}
 JOBS = {"main": main_job.MAIN, "methods": COMPARED}
 SINGLE = BY_KEY["alone"]
 TVFL = BY_KEY["tvfl"]
@@ -95,8 +95,8 @@ def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> 
 @pytest.mark.parametrize("name", JOBS)
 def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
-    base = load_base_config(job.configs[0])
-    for point in main_job.make_points(base, tmp_path, job.lines):
+    base = load_base_config(job.config_names[0])
+    for point in main_job.make_points(base, tmp_path, job.rows):
         config = point.make_trial(3).config
         assert (config.data, config.attacks, point.baseline_config) == (
             base.data,
@@ -104,21 +104,21 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_
             base,
         )
         assert config.seed == point.make_trial(3).baseline_config.seed == 3
-    assert "at delta 1e-5" in job.reading
-    assert {load_base_config(config).delta for config in job.configs} == {1e-5}
+    assert "at delta 1e-5" in job.reading_guide
+    assert {load_base_config(config).delta for config in job.config_names} == {1e-5}
 
 
 def test_lines_change_the_guard_that_they_name() -> None:
-    base = load_base_config(COMPARED.configs[0])
+    base = load_base_config(COMPARED.config_names[0])
     assert main_job.build_row_config(GUARDED, base).guard == base.guard
     assert main_job.build_row_config(SINGLE, base).guard.mechanism == "none"
 
 
-MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.lines}
+MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.rows}
 
 
 @pytest.mark.parametrize("key", [key for key in MAIN_BY_KEY if key.startswith("apfed")])
-@pytest.mark.parametrize("name", main_job.MAIN.configs)
+@pytest.mark.parametrize("name", main_job.MAIN.config_names)
 def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) -> None:
     line = MAIN_BY_KEY[key]
     config = main_job.build_row_config(line, load_base_config(name))
@@ -131,7 +131,7 @@ def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) ->
 
 
 def test_every_line_of_the_second_data_set_is_one_of_the_first() -> None:
-    first, second = main_job.MAIN.configs
+    first, second = main_job.MAIN.config_names
     assert main_job.MAIN.list_rows(first) == main_job.MAIN_ROWS
     fewer = main_job.MAIN.list_rows(second)
     assert len(fewer) < len(main_job.MAIN_ROWS)
@@ -179,7 +179,7 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
 ) -> None:
     answers = LabelSettings(mechanism="randomised_response", epsilon=4.0)
     config = small().model_copy(update={"labels": answers})
-    trial = Point(config=config, folder=tmp_path, figures_only=True).make_trial(0)
+    trial = Point(config=config, folder=tmp_path, has_metrics_only=True).make_trial(0)
     first = finish_trial(trial).outcome
     privacy = first.privacy
     assert (privacy.epsilon_x, privacy.epsilon_y, privacy.releases) == (math.inf, 4.0, 2)
@@ -208,7 +208,7 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
 @pytest.mark.slow
 def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     base = load_base_config("main-breast-cancer")
-    points = main_job.make_points(base, tmp_path, COMPARED.lines)
+    points = main_job.make_points(base, tmp_path, COMPARED.rows)
     point = next(point for point in points if point.study_row == TVFL)
     trial = point.make_trial(0)
     first = finish_trial(trial)
@@ -216,7 +216,7 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     assert finish_trial(trial) == first
     assert stamps(trial.path, "result.json") == written
     assert set(first.outcome.accuracy) == {"tvfl", "tvfl_0", "tvfl_a", "tvfl_r", "tvfl_alone"}
-    figures = dataclasses.replace(point, figures_only=True, folder=tmp_path / "figures")
+    figures = dataclasses.replace(point, has_metrics_only=True, folder=tmp_path / "figures")
     assert len(first.influence) == first.outcome.test_rows
     assert finish_trial(figures.make_trial(0)).influence == first.influence
     rows = collect_metrics([(trial, first)]).select_rows(point)
@@ -236,7 +236,7 @@ def lines_of(runs: Mapping[StudyRow, Sequence[FinishedRun]]) -> Table:
     points = [
         point
         for point in main_job.make_points(
-            load_base_config(COMPARED.configs[0]), Path("out"), COMPARED.lines
+            load_base_config(COMPARED.config_names[0]), Path("out"), COMPARED.rows
         )
         if point.study_row in runs
     ]
@@ -290,11 +290,11 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
 def test_the_first_line_of_the_main_job_is_described_in_a_sentence(
     local_models: BaselinesRecord | None, sentence: str
 ) -> None:
-    base = load_base_config(main_job.MAIN.configs[0])
+    base = load_base_config(main_job.MAIN.config_names[0])
     (point,) = (
         point
         for point in main_job.make_points(base, Path("out"))
-        if point.study_row.key == main_job.MAIN.first
+        if point.study_row.key == main_job.MAIN.first_row_key
     )
     run = dataclasses.replace(make_finished_run(0.9), local_models=local_models)
     text = main_job._describe_first_row(

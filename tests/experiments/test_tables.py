@@ -50,16 +50,18 @@ def line(
     name: str, measure: Callable[..., Mapping[str, float]] = measure_figures, **more: Any
 ) -> TableRow:
     cells = {"method": name}
-    return TableRow(cells=cells, job=job(name, measure), figure="found", series=name, **more)
+    return TableRow(
+        cells=cells, job=job(name, measure), value_name="found", curve_name=name, **more
+    )
 
 
 def toy(*, axis: str = "") -> PaperTable:
     """Two measured lines and their difference; the full table has a third, of missing data."""
 
     def size(full: bool) -> TableExtent:
-        a = line("a", paper=PaperValue(mean=9.0, sd=1.0), at=1.0)
-        b = line("b", paper=PaperValue(mean=7.0), at=1.0)
-        gain = TableRow(cells={"method": "a minus b"}, combines=((1.0, a), (-1.0, b)))
+        a = line("a", paper_value=PaperValue(mean=9.0, standard_deviation=1.0), axis_position=1.0)
+        b = line("b", paper_value=PaperValue(mean=7.0), axis_position=1.0)
+        gain = TableRow(cells={"method": "a minus b"}, weighted_rows=((1.0, a), (-1.0, b)))
         return TableExtent([a, b, gain, *([line("c", impossible)] if full else ())], 2)
 
     return PaperTable(
@@ -67,11 +69,11 @@ def toy(*, axis: str = "") -> PaperTable:
         source="nowhere, Table 0",
         title="A toy",
         unit="points",
-        reading="Made up.",
-        leaves_out="c",
+        reading_guide="Made up.",
+        omission="c",
         hours=1.0,
-        size=size,
-        axis=axis,
+        make_extent=size,
+        axis_title=axis,
     )
 
 
@@ -79,16 +81,16 @@ def toy(*, axis: str = "") -> PaperTable:
 def test_every_line_is_measured_or_combines_some_that_are(table: PaperTable) -> None:
     runs = []
     for full in (False, True):
-        size = table.size(full)
+        size = table.make_extent(full)
         assert len({tuple(of.cells.values()) for of in size.rows}) == len(size.rows)
         assert len({tuple(of.cells) for of in size.rows}) == 1
         assert len({of.label for of in size.jobs}) == len(size.jobs)
         for of in size.rows:
-            parts = [*of.chooses, *(part for _, part in of.combines)]
+            parts = [*of.candidate_rows, *(part for _, part in of.weighted_rows)]
             assert (of.job is None) is bool(parts)
-            assert all(part in size.rows and (part.job or part.chooses) for part in parts)
-        runs.append((size.seeds, {of.label for of in size.jobs}))
-    assert (runs[0] != runs[1]) is bool(table.leaves_out)
+            assert all(part in size.rows and (part.job or part.candidate_rows) for part in parts)
+        runs.append((size.seed_count, {of.label for of in size.jobs}))
+    assert (runs[0] != runs[1]) is bool(table.omission)
 
 
 def test_figures_that_are_none_or_of_other_settings_are_refused(tmp_path: Path) -> None:
@@ -153,10 +155,10 @@ JUDGED = {
 )
 def test_a_line_of_the_best_is_chosen_by_what_was_held_out(seed: int, chosen: float | None) -> None:
     """Never by the figure that it then shows."""
-    points = [replace(line(name), figure="test") for name in ("a", "b")]
-    best = TableRow(cells={"method": "best"}, chooses=points, chosen_by="held out")
+    points = [replace(line(name), value_name="test") for name in ("a", "b")]
+    best = TableRow(cells={"method": "best"}, candidate_rows=points, choosing_value_name="held out")
     assert best.compute_values(JUDGED).get(seed) == chosen
-    against = TableRow(cells={"method": "gain"}, combines=((1.0, best), (-1.0, points[0])))
+    against = TableRow(cells={"method": "gain"}, weighted_rows=((1.0, best), (-1.0, points[0])))
     assert set(against.compute_values(JUDGED)) == {0, 1, 2}
 
 
@@ -233,17 +235,21 @@ def test_importance_keeps_the_longest_rows() -> None:
 
 
 def test_runs_are_those_that_tables_say() -> None:
-    at_0 = [of for of in TABLES["apfed-lambda"].size(False).rows if of.cells["lambda"] == "0"]
+    at_0 = [
+        of for of in TABLES["apfed-lambda"].make_extent(False).rows if of.cells["lambda"] == "0"
+    ]
     assert len(at_0) == 4
     assert {of.job.settings["config"]["method"]["name"] for of in at_0 if of.job} == {"single_view"}
-    few = TABLES["apfed-few-labels"].size(False)
+    few = TABLES["apfed-few-labels"].make_extent(False)
     methods = {of.settings["config"]["method"]["name"] for of in few.jobs}
     assert methods == {"single_view", "apfed_r", "apfed_c"}
     data = [of.settings["config"]["data"] for of in few.jobs]
     assert {(each["labelled"], each["limit"]) for each in data} == {(500, 10_000)}
     assert {of.settings["config"]["train"]["epochs"] for of in few.jobs} == {13}
-    assert all(line.paper is None for line in few.rows)
-    config = Config.model_validate(TABLES["apfed-table2"].size(True).jobs[0].settings["config"])
+    assert all(line.paper_value is None for line in few.rows)
+    config = Config.model_validate(
+        TABLES["apfed-table2"].make_extent(True).jobs[0].settings["config"]
+    )
     train = config.train
     assert (train.epochs, train.learning_rate, train.momentum) == (300, 1e-3, 0.9)
     scenario = SCENARIOS["breast_cancer"]
@@ -276,7 +282,7 @@ def test_without_distillation_the_run_is_the_ablation() -> None:
 
 
 def test_one_exchange_against_one_for_every_step() -> None:
-    jobs = {of.label: of for of in TABLES["apc-vfl-splitnn"].size(False).jobs}
+    jobs = {of.label: of for of in TABLES["apc-vfl-splitnn"].make_extent(False).jobs}
     found = {}
     for name, section in (("apc_vfl", "method"), ("split_nn", "train")):
         settings = jobs[f"breast_cancer-{name}-n100"].settings

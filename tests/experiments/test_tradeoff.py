@@ -94,7 +94,7 @@ def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Leaderboa
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
     study_file.write_text(STUDY.replace("[1.0]", "[1.0, 50.0]").replace("d]", "d, tvfl]"))
     listed = make_points(load_tradeoff(study_file), Path("out"))
-    assert [(point.label, point.reference, point.centralised) for point in listed] == [
+    assert [(point.label, point.is_reference, point.is_centralised) for point in listed] == [
         ("SingleVL (the active alone)", True, False),
         ("centralised (one table of all features)", True, True),
         ("TVFL (all parties predict)", True, False),
@@ -219,7 +219,7 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
 def test_no_word_of_a_picture_is_cut(study_file: Path, promise: str) -> None:
     board = board_of(load_tradeoff(study_file), none=(0.8, 0.2), noise=(0.6, 0.1))
     figure = Figure(layout="constrained")
-    draw_board(figure, board, board.targets[0], describe_guarantee=lambda row: promise)
+    draw_board(figure, board, board.directions[0], describe_guarantee=lambda row: promise)
     figure.draw_without_rendering()
     whole = figure.bbox
     legend = figure.legends[0].get_window_extent()
@@ -312,7 +312,7 @@ def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_labels_train_references_where_they_come_after_an_exchange() -> None:
     study = make_tradeoff(load_base_config("card"))
     reference, *others = make_points(study, Path())
-    assert reference.reference
+    assert reference.is_reference
     assert reference.config.train.labels == "joint"
     assert reference.config.train.epochs == JOINT_TRAINING["epochs"]
     assert {point.config.train.labels for point in others} == {"after"}
@@ -321,6 +321,6 @@ def test_labels_train_references_where_they_come_after_an_exchange() -> None:
 def test_the_card_attacks_every_direction_in_which_something_leaves() -> None:
     config = load_base_config("card")
     study = make_tradeoff(config)
-    undefended = next(point for point in make_points(study, Path()) if point.undefended)
+    undefended = next(point for point in make_points(study, Path()) if point.is_undefended)
     for of in (config, undefended.config):
         check_all_directions(of)

@@ -271,7 +271,7 @@ def line(name: str, **changed: Any) -> ComparedRow:
         "epsilon": math.inf,
         "wire_bytes": 1e6,
         "gain": Interval(0.1, 0.05, 0.15),
-        "leaks": {},
+        "leak_by_direction": {},
     }
     return ComparedRow(name=name, **{**usual, **changed})
 
@@ -281,9 +281,11 @@ def test_a_comparison_says_who_paid_and_which_lines_have_no_guarantee() -> None:
     lines = dict(
         describe_comparison(
             [
-                line("a", epsilon=8.0, leaks=leaks),
+                line("a", epsilon=8.0, leak_by_direction=leaks),
                 line(
-                    "b", gain=Interval(-0.1, -0.15, -0.05), missing={"passive reads labels": "why"}
+                    "b",
+                    gain=Interval(-0.1, -0.15, -0.05),
+                    reason_by_direction={"passive reads labels": "why"},
                 ),
                 line("c", epsilon=0.0, gain=Interval(0.0, -0.1, 0.1), wire_bytes=0),
             ]
@@ -324,7 +326,7 @@ def test_an_empty_comparison_is_four_lines_too() -> None:
 def test_text_of_others_stays_text(tmp_path: Path) -> None:
     hostile = make_attack_result(0.1, victim="<b>x</b>", variant="<script>", target="features")
     run = make_finished_run(config_of(), attacks=[hostile])
-    part = Part(name="p", table=Table([], []), lines=describe_run(run))
+    part = Part(name="p", table=Table([], []), verdict_lines=describe_run(run))
     write_study_page(tmp_path / "page.html", title="t", reading_guide="", parts=[part])
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "<script>" not in page

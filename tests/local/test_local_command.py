@@ -142,14 +142,14 @@ def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: A
     assert alone.outcome.contributions == run_apart.outcome.contributions
     own = load_finished_run(apart / "parties" / "active")
     # What the passives said at the end stands in the active's own folder, too.
-    assert (own.epsilon, own.figure) == (alone.epsilon, alone.figure)
+    assert (own.epsilon, own.epsilon_name) == (alone.epsilon, alone.epsilon_name)
     assert own.local_models == run_apart.local_models
     cards = [
         json.loads((folder / "model.json").read_bytes())["epsilon"] for folder in (memory, apart)
     ]
     assert cards[0] == cards[1]
     charged = {spent.figure: spent.epsilon for spent in own.outcome.contributions.values()}
-    charged.setdefault(own.figure, own.epsilon)
+    charged.setdefault(own.epsilon_name, own.epsilon)
     assert 0 < charged[figure] < math.inf
     assert figure in (apart / "report.html").read_text("utf-8")
     capsys.readouterr()

@@ -12,7 +12,7 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.coalitions import COALITIONS, find_conflicts, list_facts
 
-NAMED = {(row.who, row.when) for row in TABLE}
+NAMED = {(row.colluding_parties, row.condition) for row in TABLE}
 OURS = {(row.members, row.condition): row for row in COALITIONS}
 SINGLE_ROLES = {
     "aggregator and any other party",
@@ -33,8 +33,10 @@ NOTHING = (
 
 @pytest.mark.parametrize(("who", "when"), sorted(NAMED))
 def test_every_coalition_of_the_page_has_its_row(who: str, when: str) -> None:
-    (page,) = (row for row in TABLE if (row.who, row.when) == (who, when))
-    assert (not OURS[who, when].readable_data) == page.learns.startswith(NOTHING), page.learns
+    (page,) = (row for row in TABLE if (row.colluding_parties, row.condition) == (who, when))
+    assert (not OURS[who, when].readable_data) == page.joint_knowledge.startswith(NOTHING), (
+        page.joint_knowledge
+    )
 
 
 def test_rows_beyond_the_page_are_of_single_roles() -> None:

@@ -208,7 +208,7 @@ def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path
     result = result_of(make_summed_config(noise={"epsilon": 8.0}), tmp_path / "run")
     assert all(7.9 < account["epsilon"] <= 8.0 for account in result["contributions"].values())
     read = load_run(tmp_path / "run")
-    assert read.facts.noisy
+    assert read.facts.has_passive_noise
     title = "epsilon_c of passive-1, one person in sums, networks held fixed"
     assert dict(list_privacy_rows(read))[title].startswith("8")
     assert build_privacy_document(read)["accounting"]["contributions"]["passive-2"]["releases"] == 3

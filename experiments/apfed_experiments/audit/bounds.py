@@ -35,12 +35,12 @@ DELTA = 1e-5
 COLUMNS = (
     Column(name="title", title="played"),
     Column(name="claim_of", title="claim of"),
-    Column(name="claim_epsilon", title="claimed epsilon", form=make_formatter(".2f")),
-    Column(name="epsilon_low", title="proved epsilon at least", form=make_formatter(".2f")),
+    Column(name="claim_epsilon", title="claimed epsilon", format_value=make_formatter(".2f")),
+    Column(name="epsilon_low", title="proved epsilon at least", format_value=make_formatter(".2f")),
     Column(
         name="exceeded",
         title="verdict",
-        form=lambda exceeded: "EXCEEDS the claim" if exceeded else "stays under the claim",
+        format_value=lambda exceeded: "EXCEEDS the claim" if exceeded else "stays under the claim",
     ),
     Column(name="counted", title="of"),
 )
@@ -53,16 +53,16 @@ class Claim:
 
     Attributes:
         title: title of the audit, for people.
-        says: what the claim covers, for people.
-        claim: the claimed mu or epsilon.
-        exceeded: whether the audit is expected to prove the claim wrong, since its score reads more
-            than the claim covers.
+        scope: what the claim covers, for people.
+        claimed_value: the claimed mu or epsilon.
+        is_expected_to_exceed: whether the audit is expected to prove the claim wrong, since its
+            score reads more than the claim covers.
     """
 
     title: str
-    says: str
-    claim: float
-    exceeded: bool = False
+    scope: str
+    claimed_value: float
+    is_expected_to_exceed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +70,33 @@ class AuditResult:
     """The result of one audit.
 
     Attributes:
-        case: the audited claim.
-        exceeded: whether the claim is proved wrong.
-        counted: number of retrainings or runs, as text.
-        figures: measured values by name, for programs.
-        scores: scores of the retrainings in world 0 and in world 1; empty for votes.
+        claim: the audited claim.
+        has_exceeded: whether the claim is proved wrong.
+        run_count_text: number of retrainings or runs, as text.
+        values_by_name: measured values by name, for programs.
+        scores_by_world: scores of the retrainings in world 0 and in world 1; empty for votes.
     """
 
-    case: Claim
-    exceeded: bool
-    counted: str
-    figures: dict[str, Any]
-    scores: tuple[NDArray[np.float64], ...] = ()
+    claim: Claim
+    has_exceeded: bool
+    run_count_text: str
+    values_by_name: dict[str, Any]
+    scores_by_world: tuple[NDArray[np.float64], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values, with whether the claim was expected to be exceeded."""
-        report = {"title": self.case.title, "claim_of": self.case.says}
-        return {**report, **self.figures, "exceeded": self.exceeded, "expected": self.case.exceeded}
+        report = {"title": self.claim.title, "claim_of": self.claim.scope}
+        return {
+            **report,
+            **self.values_by_name,
+            "exceeded": self.has_exceeded,
+            "expected": self.claim.is_expected_to_exceed,
+        }
 
 
 def make_table(results: Sequence[AuditResult], title: str) -> Table:
     """Return the table of these results: what each audited case claims, and what its runs prove."""
-    rows = [{**result.as_json(), "counted": result.counted} for result in results]
+    rows = [{**result.as_json(), "counted": result.run_count_text} for result in results]
     return Table(COLUMNS, rows, title)
 
 
@@ -117,7 +122,7 @@ class Evidence:
     mu_low: float
     level: float
 
-    def epsilon_low(self, delta: float) -> float:
+    def bound_epsilon(self, delta: float) -> float:
         """Return the lower bound on epsilon at `delta`, if the mechanism is Gaussian DP."""
         return gdp_epsilon(self.mu_low, delta)
 

@@ -75,29 +75,32 @@ class Task:
     Attributes:
         features, labels: features and labels of the active in world 0, (N, F) and (N,).
         passive_features: features of the same people at the passive, (N, F).
-        record: number of the row in which the worlds differ.
-        other_features, other_label: features and label of that row in world 1, (F,) and a class.
-        batches: row numbers of each step of an epoch, (B,) each.
+        record_row: number of the row in which the worlds differ.
+        replacement_features, replacement_label: features and label of that row in world 1, (F,) and
+            a class.
+        batch_rows: row numbers of each step of an epoch, (B,) each.
         epochs: number of epochs.
-        learning_rate, passive_rate: learning rates of the active and of the passive.
+        learning_rate, passive_learning_rate: learning rates of the active and of the passive.
     """
 
     features: Tensor
     labels: Tensor
     passive_features: Tensor
-    record: int
-    other_features: Tensor
-    other_label: int
-    batches: tuple[Tensor, ...]
+    record_row: int
+    replacement_features: Tensor
+    replacement_label: int
+    batch_rows: tuple[Tensor, ...]
     epochs: int
     learning_rate: float
-    passive_rate: float
+    passive_learning_rate: float
 
     def to(self, device: torch.device) -> "Task":
         """Return the task with all tensors on the device."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         on_device: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
-        return replace(self, **on_device, batches=tuple(rows.to(device) for rows in self.batches))
+        return replace(
+            self, **on_device, batch_rows=tuple(rows.to(device) for rows in self.batch_rows)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,20 +132,22 @@ class Step:
     Attributes:
         number: number of the step, from 0.
         rows: row numbers of the batch, (B,).
-        clean, sent: clipped representations before and after the noise, (R, B, D).
+        clean_representations, sent_representations: clipped representations before and after the
+            noise, (R, B, D).
         record_position: position of the record in the batch; -1: it is not in the batch.
-        worlds: the record's clipped representation (R, D) and the sum of gradients (R, P), at the
-            same parameters, in world 0 and in world 1; empty if the record is not in the batch.
-        update: the noisy sum of gradients, (R, P).
+        means_by_world: the record's clipped representation (R, D) and the sum of gradients (R, P),
+            at the same parameters, in world 0 and in world 1; empty if the record is not in the
+            batch.
+        noisy_gradient_sum: the noisy sum of gradients, (R, P).
     """
 
     number: int
     rows: Tensor
-    clean: Tensor
-    sent: Tensor
+    clean_representations: Tensor
+    sent_representations: Tensor
     record_position: int
-    worlds: tuple[tuple[Tensor, Tensor], ...]
-    update: Tensor
+    means_by_world: tuple[tuple[Tensor, Tensor], ...]
+    noisy_gradient_sum: Tensor
 
 
 class Retrainings:
@@ -178,15 +183,15 @@ class Retrainings:
         device = task.features.device
         self.task = task
         self.protection = protection
-        self.count = retraining_count
-        self._active = ActiveNetworks(**active_modules).to(device)
-        self._objective = passive_objective.to(device)
-        self._weights = {
-            "active": _repeat_weights(self._active, retraining_count),
-            "passive": _repeat_weights(self._objective, retraining_count),
+        self.retraining_count = retraining_count
+        self._active_networks = ActiveNetworks(**active_modules).to(device)
+        self._passive_objective = passive_objective.to(device)
+        self._weights_by_party = {
+            "active": _repeat_weights(self._active_networks, retraining_count),
+            "passive": _repeat_weights(self._passive_objective, retraining_count),
         }
         self._has_paired_noise = has_paired_noise
-        self._noise = torch.Generator(device).manual_seed(seed)
+        self._noise_generator = torch.Generator(device).manual_seed(seed)
         self.world_R = (
             torch.arange(retraining_count, device=device) >= retraining_count // 2
         ).long()
@@ -195,7 +200,7 @@ class Retrainings:
         """Run all steps of all retrainings; `on_step` is called with each step after it."""
         step_number = 0
         for _ in range(self.task.epochs):
-            for rows_B in self.task.batches:
+            for rows_B in self.task.batch_rows:
                 on_step(self._run_step(step_number, rows_B))
                 step_number += 1
 
@@ -207,16 +212,16 @@ class Retrainings:
 
         `step_number`: number of the step, from 0. `rows_B`: row numbers of the batch.
         """
-        record_positions = (rows_B == self.task.record).nonzero().flatten().tolist()
+        record_positions = (rows_B == self.task.record_row).nonzero().flatten().tolist()
         record_position = record_positions[0] if record_positions else -1
         has_record = bool(record_positions)
         # Every retraining has the same batch, but for the record in world 1.
-        x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
-        y_RB = self.task.labels[rows_B].repeat(self.count, 1)
+        x_RBF = self.task.features[rows_B].repeat(self.retraining_count, 1, 1)
+        y_RB = self.task.labels[rows_B].repeat(self.retraining_count, 1)
         if has_record:
             is_world_1 = self.world_R == 1
-            x_RBF[is_world_1, record_position] = self.task.other_features
-            y_RB[is_world_1, record_position] = self.task.other_label
+            x_RBF[is_world_1, record_position] = self.task.replacement_features
+            y_RB[is_world_1, record_position] = self.task.replacement_label
         clean_RBD = self._compute_representations(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._draw_normal(clean_RBD)
         gradient_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
@@ -226,19 +231,19 @@ class Retrainings:
         means_by_world: tuple[tuple[Tensor, Tensor], ...] = ()
         if has_record:
             record_gradient_R1D = gradient_RBD[:, record_position : record_position + 1]
-            means_by_world = self._collect_worlds(sum_RP, record_gradient_R1D)
+            means_by_world = self._compute_means_by_world(sum_RP, record_gradient_R1D)
         self._update_weights("active", noisy_sum_RP / len(rows_B))
         return Step(
             number=step_number,
             rows=rows_B,
-            clean=clean_RBD,
-            sent=sent_RBD,
+            clean_representations=clean_RBD,
+            sent_representations=sent_RBD,
             record_position=record_position,
-            worlds=means_by_world,
-            update=noisy_sum_RP,
+            means_by_world=means_by_world,
+            noisy_gradient_sum=noisy_sum_RP,
         )
 
-    def _collect_worlds(
+    def _compute_means_by_world(
         self, sum_RP: Tensor, gradient_R1D: Tensor
     ) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the record's representation (R, D) and the sum of gradients (R, P) in each world.
@@ -247,15 +252,15 @@ class Retrainings:
         gradients on the record's representation.
         """
         task = self.task
-        replacement_label = task.labels.new_tensor(task.other_label)
+        replacement_label = task.labels.new_tensor(task.replacement_label)
         record_by_world = (
-            (task.features[task.record], task.labels[task.record]),
-            (task.other_features, replacement_label),
+            (task.features[task.record_row], task.labels[task.record_row]),
+            (task.replacement_features, replacement_label),
         )
         means_of_record = []
         for x_F, y in record_by_world:
-            x_R1F = x_F.expand(self.count, 1, -1)
-            y_R1 = y.expand(self.count, 1)
+            x_R1F = x_F.expand(self.retraining_count, 1, -1)
+            y_R1 = y.expand(self.retraining_count, 1)
             term_RP = self.compute_example_terms(x_R1F, y_R1, gradient_R1D)[:, 0]
             means_of_record.append((self._compute_representations(x_R1F)[:, 0], term_RP))
         (_, term_0_RP), (_, term_1_RP) = means_of_record
@@ -265,7 +270,7 @@ class Retrainings:
 
     def get_weights(self, party: Literal["active", "passive"]) -> Weights:
         """Return the current parameters of all retrainings by name, (R, *shape) each."""
-        return self._weights[party]
+        return self._weights_by_party[party]
 
     def get_noise_deviation(self) -> float:
         """Return the standard deviation of the noise on each number of the sum of gradients."""
@@ -298,14 +303,14 @@ class Retrainings:
             weights: Weights, x_F: Tensor, y: Tensor, passive_gradient_D: Tensor
         ) -> Tensor:
             """Return the loss of one example in one retraining."""
-            scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
+            scores_1K, sent_1D = functional_call(self._active_networks, dict(weights), (x_F[None],))
             z_1D = onto_ball(sent_1D, self.protection.clip)
             return make_joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, passive_gradient_D)
 
         # The inner vmap is over the examples of a batch, the outer one over the retrainings.
         compute_gradients = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
         gradients: Weights = compute_gradients(
-            self._weights["active"], x_RBF, y_RB, passive_gradient_RBD
+            self._weights_by_party["active"], x_RBF, y_RB, passive_gradient_RBD
         )
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
@@ -317,10 +322,10 @@ class Retrainings:
 
         def represent_one(weights: Weights, x_BF: Tensor) -> Tensor:
             """Return the clipped representations of one retraining, (B, D)."""
-            sent_BD = functional_call(self._active, dict(weights), (x_BF,))[1]
+            sent_BD = functional_call(self._active_networks, dict(weights), (x_BF,))[1]
             return onto_ball(sent_BD, self.protection.clip)
 
-        z_RBD: Tensor = vmap(represent_one)(self._weights["active"], x_RBF)
+        z_RBD: Tensor = vmap(represent_one)(self._weights_by_party["active"], x_RBF)
         return z_RBD
 
     def _run_passive_step(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
@@ -335,11 +340,15 @@ class Retrainings:
 
         def compute_loss(weights: Weights, z_BD: Tensor) -> Tensor:
             """Return the passive's loss in one retraining."""
-            value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
+            value: Tensor = functional_call(
+                self._passive_objective, dict(weights), (z_BD, features_BF)
+            )
             return value
 
         compute_gradients = vmap(grad(compute_loss, argnums=(0, 1)))
-        weight_gradients, row_gradient_RBD = compute_gradients(self._weights["passive"], sent_RBD)
+        weight_gradients, row_gradient_RBD = compute_gradients(
+            self._weights_by_party["passive"], sent_RBD
+        )
         weight_gradient_RP = torch.cat(
             [part.flatten(1) for part in weight_gradients.values()], dim=1
         )
@@ -348,12 +357,14 @@ class Retrainings:
 
     def _update_weights(self, party: str, gradient_RP: Tensor) -> None:
         """Take one gradient step of a party in all retrainings; gradients are flat, (R, P)."""
-        weight_by_name = self._weights[party]
-        learning_rate = self.task.learning_rate if party == "active" else self.task.passive_rate
+        weight_by_name = self._weights_by_party[party]
+        learning_rate = (
+            self.task.learning_rate if party == "active" else self.task.passive_learning_rate
+        )
         gradient_parts = gradient_RP.split(
             [weight[0].numel() for weight in weight_by_name.values()], dim=1
         )
-        self._weights[party] = {
+        self._weights_by_party[party] = {
             name: weight - learning_rate * part.reshape(weight.shape)
             for (name, weight), part in zip(weight_by_name.items(), gradient_parts, strict=True)
         }
@@ -363,10 +374,10 @@ class Retrainings:
 
         With paired noise, retraining k of world 0 and of world 1 get the same.
         """
-        draw_count = self.count // 2 if self._has_paired_noise else self.count
+        draw_count = self.retraining_count // 2 if self._has_paired_noise else self.retraining_count
         shape = (draw_count, *template.shape[1:])
         noise = torch.randn(
-            shape, generator=self._noise, device=template.device, dtype=template.dtype
+            shape, generator=self._noise_generator, device=template.device, dtype=template.dtype
         )
         return torch.cat([noise, noise]) if self._has_paired_noise else noise
 
@@ -393,15 +404,15 @@ class TrainingCase(Claim):
     """An audit of training, whose claim is a mu.
 
     Attributes:
-        replaced: whether world 1 replaces the whole record, or only its label.
-        view: what the score reads: the releases of all rows but the record's ("other rows"), or all
-            releases, updates and parameters ("everything").
+        is_whole_record_replaced: whether world 1 replaces the whole record, or only its label.
+        score_input: what the score reads: the releases of all rows but the record's ("other rows"),
+            or all releases, updates and parameters ("everything").
         protection: clips and noise of the training.
         learning_rate: learning rate of the active.
     """
 
-    replaced: bool
-    view: ScoreInput
+    is_whole_record_replaced: bool
+    score_input: ScoreInput
     protection: Protection
     learning_rate: float
 
@@ -416,30 +427,30 @@ _GUARD_AND_DP_SGD = Protection(
 CASES: Mapping[str, TrainingCase] = {
     "guard alone": TrainingCase(
         title="guard alone, a label flipped: the other rows' releases",
-        says="T releases of one row, encoder held fixed (epsilon_x)",
-        replaced=False,
-        view="other rows",
+        scope="T releases of one row, encoder held fixed (epsilon_x)",
+        is_whole_record_replaced=False,
+        score_input="other rows",
         protection=_GUARD_ONLY,
-        claim=_CLAIMED_MU,
-        exceeded=True,
+        claimed_value=_CLAIMED_MU,
+        is_expected_to_exceed=True,
         learning_rate=6.0,
     ),
     "private, other rows": TrainingCase(
         title="guard and DP-SGD, a label flipped: the other rows' releases",
-        says="one label in whole training (epsilon_y)",
-        replaced=False,
-        view="other rows",
+        scope="one label in whole training (epsilon_y)",
+        is_whole_record_replaced=False,
+        score_input="other rows",
         protection=replace(_GUARD_AND_DP_SGD, row_clip=0.0),
-        claim=_CLAIMED_MU / math.sqrt(2),
+        claimed_value=_CLAIMED_MU / math.sqrt(2),
         learning_rate=6.0,
     ),
     "private, everything": TrainingCase(
         title="guard and DP-SGD, a record replaced: everything that is claimed",
-        says="one record in whole training (epsilon_model)",
-        replaced=True,
-        view="everything",
+        scope="one record in whole training (epsilon_model)",
+        is_whole_record_replaced=True,
+        score_input="everything",
         protection=_GUARD_AND_DP_SGD,
-        claim=_CLAIMED_MU,
+        claimed_value=_CLAIMED_MU,
         learning_rate=0.1,
     ),
 }
@@ -475,15 +486,15 @@ def make_task(case: TrainingCase, *, epochs: int = EPOCHS) -> Task:
         features=x_NF,
         labels=y_N,
         passive_features=passive.features[passive_rows].float(),
-        record=0,
-        other_features=-x_NF[0] if case.replaced else x_NF[0],
-        other_label=1 - int(y_N[0]),
-        batches=shuffle_rows(torch.arange(_ROW_COUNT), _SEED, "audit", "batches").split(
+        record_row=0,
+        replacement_features=-x_NF[0] if case.is_whole_record_replaced else x_NF[0],
+        replacement_label=1 - int(y_N[0]),
+        batch_rows=shuffle_rows(torch.arange(_ROW_COUNT), _SEED, "audit", "batches").split(
             _BATCH_SIZE
         ),
         epochs=epochs,
         learning_rate=case.learning_rate,
-        passive_rate=0.01,
+        passive_learning_rate=0.01,
     )
 
 
@@ -512,9 +523,9 @@ class OtherRowsScore:
 
         `row_changes_by_step`: mean change of each row in each step, (B, D) each.
         """
-        self._directions = row_changes_by_step
+        self._row_changes_by_step = row_changes_by_step
         self.score_R = torch.zeros(
-            retrainings.count, dtype=torch.float64, device=retrainings.world_R.device
+            retrainings.retraining_count, dtype=torch.float64, device=retrainings.world_R.device
         )
 
     def __call__(self, step: Step) -> None:
@@ -522,7 +533,11 @@ class OtherRowsScore:
 
         z_j is the released row, d_j its mean change.
         """
-        self.score_R += (step.sent * self._directions[step.number]).sum((1, 2)).double()
+        self.score_R += (
+            (step.sent_representations * self._row_changes_by_step[step.number])
+            .sum((1, 2))
+            .double()
+        )
 
 
 class WhiteBoxScore:
@@ -537,7 +552,7 @@ class WhiteBoxScore:
         self._sigma = retrainings.protection.sigma
         self._gradient_sigma = retrainings.get_noise_deviation()
         self.score_R = torch.zeros(
-            retrainings.count, dtype=torch.float64, device=retrainings.world_R.device
+            retrainings.retraining_count, dtype=torch.float64, device=retrainings.world_R.device
         )
 
     def __call__(self, step: Step) -> None:
@@ -547,12 +562,12 @@ class WhiteBoxScore:
         if step.record_position < 0:  # without the record, a step is the same in both worlds
             return
         # The record's representation, and the sum of gradients, in world 0 and in world 1.
-        (z_0, sum_0), (z_1, sum_1) = step.worlds
+        (z_0, sum_0), (z_1, sum_1) = step.means_by_world
         self.score_R += _compute_log_likelihood_ratio(
-            step.sent[:, step.record_position], z_0, z_1, self._sigma
+            step.sent_representations[:, step.record_position], z_0, z_1, self._sigma
         )
         self.score_R += _compute_log_likelihood_ratio(
-            step.update, sum_0, sum_1, self._gradient_sigma
+            step.noisy_gradient_sum, sum_0, sum_1, self._gradient_sigma
         )
 
 
@@ -595,7 +610,9 @@ def estimate_row_changes(
         """Add the mean change of each row of this step, over the pairs of retrainings, to
         the list.
         """
-        change_BD = (step.clean[pair_count:] - step.clean[:pair_count]).mean(0)
+        change_BD = (
+            step.clean_representations[pair_count:] - step.clean_representations[:pair_count]
+        ).mean(0)
         if step.record_position >= 0:
             change_BD[step.record_position] = 0
         row_changes_by_step.append(change_BD)
@@ -620,7 +637,8 @@ def declare_study(
     """
     return Study(
         title="Audit: claims of privacy and what retrainings prove",
-        reading=f"The proved epsilons of each table hold together at {_CONFIDENCE:.0%}. One above "
+        reading_guide=f"The proved epsilons of each table hold together at {_CONFIDENCE:.0%}. One "
+        "above "
         "its claim proves the claim wrong; one below proves nothing about it.",
         folder=folder,
         measure=partial(
@@ -630,7 +648,7 @@ def declare_study(
             Part(name=name.lower(), table=make_table(results, name))
             for name, results in audited.values.items()
         ],
-        unit="cases",
+        unit_name="cases",
     )
 
 
@@ -711,7 +729,7 @@ def _score_retrainings(
         )
         score = (
             OtherRowsScore(retrainings, row_changes_by_step)
-            if case.view == "other rows"
+            if case.score_input == "other rows"
             else WhiteBoxScore(retrainings)
         )
         retrainings.run_training(score)
@@ -738,7 +756,7 @@ def measure_case(
     began = time.monotonic()
     task = make_task(case).to(device)
     row_changes_by_step: list[Tensor] = []
-    if case.view == "other rows":
+    if case.score_input == "other rows":
         # Retrainings that only estimate directions are not scored.
         row_changes_by_step = estimate_row_changes(
             case, task, pair_count=_ROW_CHANGE_PAIRS, seed=seed
@@ -749,24 +767,24 @@ def measure_case(
     evidence = collect_evidence(scores_0, scores_1, level=level)
     scored_count = 2 * len(scores_0)
     values_by_name = {
-        "view": case.view,
+        "view": case.score_input,
         "retrainings": scored_count,
         "epochs": EPOCHS,
         "delta": DELTA,
-        "claim_mu": case.claim,
-        "claim_epsilon": gdp_epsilon(case.claim, DELTA),
+        "claim_mu": case.claimed_value,
+        "claim_epsilon": gdp_epsilon(case.claimed_value, DELTA),
         **asdict(evidence),
-        "epsilon_low": evidence.epsilon_low(DELTA),
+        "epsilon_low": evidence.bound_epsilon(DELTA),
         "seconds": time.monotonic() - began,
     }
     run_count_text = (
-        f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {scored_count} retrainings"
+        f"mu {evidence.mu_low:.2f}, claimed {case.claimed_value:.2f}; {scored_count} retrainings"
     )
-    has_exceeded = evidence.mu_low > case.claim
+    has_exceeded = evidence.mu_low > case.claimed_value
     return AuditResult(
-        case=case,
-        exceeded=has_exceeded,
-        counted=run_count_text,
-        figures=values_by_name,
-        scores=(scores_0, scores_1),
+        claim=case,
+        has_exceeded=has_exceeded,
+        run_count_text=run_count_text,
+        values_by_name=values_by_name,
+        scores_by_world=(scores_0, scores_1),
     )

@@ -59,12 +59,12 @@ class NoisySum:
     passives.
 
     Attributes:
-        point: fixed-point encoding, with the standard deviation of each passive's noise.
-        honest: number of passives that add noise.
+        fixed_point: fixed-point encoding, with the standard deviation of each passive's noise.
+        honest_count: number of passives that add noise.
     """
 
-    point: FixedPoint
-    honest: int
+    fixed_point: FixedPoint
+    honest_count: int
 
     def reveal_sums(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
         """Return R decrypted sums of one passive's votes, (R, K), in steps of fixed point.
@@ -78,8 +78,8 @@ class NoisySum:
         """
         # The audited passive is party 0.
         own_noise_RK = self._draw_noise(votes_RK.shape, seed, world, 0)
-        total_RK = self.point.quantise_rows(votes_RK, own_noise_RK).astype(np.float64)
-        for party in range(1, self.honest):
+        total_RK = self.fixed_point.quantise_rows(votes_RK, own_noise_RK).astype(np.float64)
+        for party in range(1, self.honest_count):
             total_RK += self._draw_noise(votes_RK.shape, seed, world, party)
         return total_RK
 
@@ -91,7 +91,7 @@ class NoisySum:
         `shape`: shape of the noise. `seed`, `world`, `party`: what its key is derived from.
         """
         key = _derive_key(seed, "sum", world, party)
-        return discrete_gaussian(key, deviation=self.point.noise, shape=shape)
+        return discrete_gaussian(key, deviation=self.fixed_point.noise, shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,20 +101,20 @@ class TwoTables:
     Letters: U rows, F features, K classes.
 
     Attributes:
-        features: features in world 0 and in world 1, (U, F).
-        labelled, labels: numbers of the labelled rows, and their labels.
-        classes: K, number of classes.
-        person: number of the row in which the worlds differ.
-        readable: number of the first of F consecutive rows that are unit vectors, whose votes
+        features_by_world: features in world 0 and in world 1, (U, F).
+        labelled_rows, labels: numbers of the labelled rows, and their labels.
+        class_count: K, number of classes.
+        changed_row: number of the row in which the worlds differ.
+        first_unit_row: number of the first of F consecutive rows that are unit vectors, whose votes
             reveal the labeller's weights; -1: the table has none.
     """
 
-    features: tuple[Floats, Floats]
-    labelled: Integers
+    features_by_world: tuple[Floats, Floats]
+    labelled_rows: Integers
     labels: Integers
-    classes: int
-    person: int
-    readable: int = -1
+    class_count: int
+    changed_row: int
+    first_unit_row: int = -1
 
 
 def make_people_on_a_line(*, has_label: bool) -> TwoTables:
@@ -133,11 +133,14 @@ def make_people_on_a_line(*, has_label: bool) -> TwoTables:
     person_0, person_1 = (1.9, -8.0) if has_label else (-1.0, 1.0)
     labelled_rows = np.array([1, 0]) if has_label else np.array([1, 4])
     return TwoTables(
-        features=(np.array([[person_0, *other_people]]).T, np.array([[person_1, *other_people]]).T),
-        labelled=labelled_rows,
+        features_by_world=(
+            np.array([[person_0, *other_people]]).T,
+            np.array([[person_1, *other_people]]).T,
+        ),
+        labelled_rows=labelled_rows,
         labels=np.array([0, 1]),
-        classes=2,
-        person=0,
+        class_count=2,
+        changed_row=0,
     )
 
 
@@ -151,12 +154,12 @@ def make_labelled_person() -> TwoTables:
     features_1 = features_0.copy()
     features_1[0] *= -1
     return TwoTables(
-        features=(features_0, features_1),
-        labelled=np.array([0, 1]),
+        features_by_world=(features_0, features_1),
+        labelled_rows=np.array([0, 1]),
         labels=np.array([0, 1]),
-        classes=3,
-        person=0,
-        readable=2,
+        class_count=3,
+        changed_row=0,
+        first_unit_row=2,
     )
 
 
@@ -206,15 +209,17 @@ def score_all_answers(
     whose table the passive has.
     """
     votes_by_world = [
-        harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
-        for x_UF in tables.features
+        harden_votes(
+            labeller.label_rows(x_UF, tables.labelled_rows, tables.labels, tables.class_count)
+        )
+        for x_UF in tables.features_by_world
     ]
     repeated_votes = np.tile(votes_by_world[world], (run_count, 1))
     answers = response.randomise_votes(
         repeated_votes, key=_derive_key(seed, "answers", world), about=b"audit"
     )
     votes_0_UK, votes_1_UK = votes_by_world
-    answers_RUK = np.eye(tables.classes)[answers].reshape(run_count, *votes_0_UK.shape)
+    answers_RUK = np.eye(tables.class_count)[answers].reshape(run_count, *votes_0_UK.shape)
     # An answer equal to the vote is e^epsilon times as likely as one other class, so each answer
     # that agrees with world 1's vote, and not with world 0's, adds epsilon.
     agreement_R = (answers_RUK * (votes_1_UK - votes_0_UK)).sum(axis=(1, 2))
@@ -233,13 +238,13 @@ class _WeightReadings:
     Letters: R runs, K classes.
 
     Attributes:
-        ratio: log likelihood ratio of the noisy weights, world 1 over world 0, (R,).
-        votes: the person's hard vote, (R, K).
+        log_ratio: log likelihood ratio of the noisy weights, world 1 over world 0, (R,).
+        person_votes: the person's hard vote, (R, K).
         votes_by_world: the hard vote that these weights would give the person in each world.
     """
 
-    ratio: Floats
-    votes: Floats
+    log_ratio: Floats
+    person_votes: Floats
     votes_by_world: tuple[Floats, Floats]
 
 
@@ -255,13 +260,15 @@ def _observe_weights(
     `make_labeller`: function that returns the labeller for a key of its noise. `tables`: two tables
     that differ in one record, one for each world. `world`: 0 or 1, whose table is fitted.
     """
-    unit_rows = slice(tables.readable, tables.readable + tables.features[0].shape[1])
-    labelled = tables.labelled
+    unit_rows = slice(
+        tables.first_unit_row, tables.first_unit_row + tables.features_by_world[0].shape[1]
+    )
+    labelled = tables.labelled_rows
     labels = tables.labels
     votes_RUK = np.stack(
         [
             make_labeller(_derive_key(seed, "weights", world, run)).label_rows(
-                tables.features[world], labelled, labels, tables.classes
+                tables.features_by_world[world], labelled, labels, tables.class_count
             )
             for run in range(run_count)
         ]
@@ -272,24 +279,26 @@ def _observe_weights(
     # The auditor computes both worlds' weights without noise, in units of the noise; the key is
     # never used.
     unused_key_labeller = make_labeller(bytes(32))
-    sigma = unused_key_labeller.compute_sigma(labelled_count=len(labelled), classes=tables.classes)
+    sigma = unused_key_labeller.compute_sigma(
+        labelled_count=len(labelled), classes=tables.class_count
+    )
     mean_0_FK, mean_1_FK = (
         unused_key_labeller.fit_weights(
-            unused_key_labeller.normalise_rows(x_UF)[labelled], labels, tables.classes
+            unused_key_labeller.normalise_rows(x_UF)[labelled], labels, tables.class_count
         )
         / sigma
-        for x_UF in tables.features
+        for x_UF in tables.features_by_world
     )
     # Log likelihood ratio of two normal distributions of variance 1.
     middle_FK = (mean_0_FK + mean_1_FK) / 2
     ratio_R = ((weights_RFK - middle_FK) * (mean_1_FK - mean_0_FK)).sum(axis=(1, 2))
     vote_0_RK, vote_1_RK = (
-        harden_votes(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
-        for x_UF in tables.features
+        harden_votes(np.exp(np.einsum("f,rfk->rk", x_UF[tables.changed_row], weights_RFK)))
+        for x_UF in tables.features_by_world
     )
-    person_votes_RK = harden_votes(votes_RUK[:, tables.person])
+    person_votes_RK = harden_votes(votes_RUK[:, tables.changed_row])
     return _WeightReadings(
-        ratio=ratio_R, votes=person_votes_RK, votes_by_world=(vote_0_RK, vote_1_RK)
+        log_ratio=ratio_R, person_votes=person_votes_RK, votes_by_world=(vote_0_RK, vote_1_RK)
     )
 
 
@@ -303,7 +312,7 @@ def score_weights(
     for a key of its noise. `tables`: two tables that differ in one record, one for each world.
     `world`: 0 or 1, whose table is fitted.
     """
-    return _observe_weights(make_labeller, tables, run_count, seed, world).ratio
+    return _observe_weights(make_labeller, tables, run_count, seed, world).log_ratio
 
 
 def score_weights_and_answer(
@@ -324,12 +333,12 @@ def score_weights_and_answer(
     """
     readings = _observe_weights(make_labeller, tables, run_count, seed, world)
     answers_R = response.randomise_votes(
-        readings.votes, key=_derive_key(seed, "own", world), about=b"audit"
+        readings.person_votes, key=_derive_key(seed, "own", world), about=b"audit"
     )
     vote_0_RK, vote_1_RK = readings.votes_by_world
     # 1 where an answer agrees with the vote of world 1 only, -1 for world 0 only, else 0.
     agreement_RK = vote_1_RK - vote_0_RK
-    return readings.ratio + response.epsilon * agreement_RK[np.arange(run_count), answers_R]
+    return readings.log_ratio + response.epsilon * agreement_RK[np.arange(run_count), answers_R]
 
 
 def score_weights_and_sum(
@@ -348,16 +357,16 @@ def score_weights_and_sum(
     differ in one record, one for each world. `world`: 0 or 1, whose table the passive has.
     """
     readings = _observe_weights(make_labeller, tables, run_count, seed, world)
-    total_RK = noisy_sum.reveal_sums(readings.votes, seed=seed, world=world)
+    total_RK = noisy_sum.reveal_sums(readings.person_votes, seed=seed, world=world)
     # The sums without noise that these weights would give in each world.
     mean_0_RK, mean_1_RK = (
-        noisy_sum.point.max_level * votes_RK for votes_RK in readings.votes_by_world
+        noisy_sum.fixed_point.max_level * votes_RK for votes_RK in readings.votes_by_world
     )
     # The noise of all honest passives adds up; sums are in steps of fixed point.
-    variance = noisy_sum.honest * noisy_sum.point.noise**2
+    variance = noisy_sum.honest_count * noisy_sum.fixed_point.noise**2
     middle_RK = (mean_0_RK + mean_1_RK) / 2
     sum_ratio_R = ((total_RK - middle_RK) * (mean_1_RK - mean_0_RK)).sum(axis=1) / variance
-    return np.asarray(readings.ratio + sum_ratio_R)
+    return np.asarray(readings.log_ratio + sum_ratio_R)
 
 
 # Claims on the privacy of votes.
@@ -371,12 +380,13 @@ class VoteCase(Claim):
     """An audit of votes, whose claim is an epsilon at `DELTA`.
 
     Attributes:
-        gaussian: whether the mechanism is Gaussian DP, so that the bound on mu counts, too.
-        scores: function of the number of runs R, a seed and the world that returns scores, (R,).
+        is_gaussian: whether the mechanism is Gaussian DP, so that the bound on mu counts, too.
+        compute_scores: function of the number of runs R, a seed and the world that returns scores,
+            (R,).
     """
 
-    gaussian: bool = False
-    scores: Callable[[int, int, int], Floats]
+    is_gaussian: bool = False
+    compute_scores: Callable[[int, int, int], Floats]
 
 
 def measure_vote_case(case: VoteCase, *, run_count: int, seed: int, level: float) -> AuditResult:
@@ -386,26 +396,26 @@ def measure_vote_case(case: VoteCase, *, run_count: int, seed: int, level: float
     wrong, at most; two bounds share it equally.
     """
     began = time.monotonic()
-    scores_0, scores_1 = (case.scores(run_count, seed, world) for world in (0, 1))
+    scores_0, scores_1 = (case.compute_scores(run_count, seed, world) for world in (0, 1))
     # A Gaussian mechanism has a second bound, by mu, and the larger one counts.
-    bound_level = level / 2 if case.gaussian else level
+    bound_level = level / 2 if case.is_gaussian else level
     epsilon_low = bound_epsilon_by_scores(scores_0, scores_1, delta=DELTA, level=bound_level)
-    if case.gaussian:
+    if case.is_gaussian:
         evidence = collect_evidence(scores_0, scores_1, level=bound_level)
-        epsilon_low = max(epsilon_low, evidence.epsilon_low(DELTA))
+        epsilon_low = max(epsilon_low, evidence.bound_epsilon(DELTA))
     values_by_name = {
         "delta": DELTA,
-        "claim_epsilon": case.claim,
+        "claim_epsilon": case.claimed_value,
         "epsilon_low": epsilon_low,
         "runs": 2 * run_count,
         "level": level,
         "seconds": time.monotonic() - began,
     }
     return AuditResult(
-        case=case,
-        exceeded=epsilon_low > case.claim,
-        counted=f"{2 * run_count} runs",
-        figures=values_by_name,
+        claim=case,
+        has_exceeded=epsilon_low > case.claimed_value,
+        run_count_text=f"{2 * run_count} runs",
+        values_by_name=values_by_name,
     )
 
 
@@ -415,8 +425,8 @@ _HONEST_PASSIVES = 2
 _FIXED_POINT_STEPS = 127
 _NOISE_STEPS = 127
 _NOISY_SUM = NoisySum(
-    point=FixedPoint(clip_norm=1.0, bits=8, contributor_count=3, noise=_NOISE_STEPS),
-    honest=_HONEST_PASSIVES,
+    fixed_point=FixedPoint(clip_norm=1.0, bits=8, contributor_count=3, noise=_NOISE_STEPS),
+    honest_count=_HONEST_PASSIVES,
 )
 _HARD_VOTE_RELEASE = build_vote_release(
     Logistic(),
@@ -448,31 +458,31 @@ _PRIVATE_LABELLER = _make_labeller(bytes(32))
 VOTE_CASES: Mapping[str, VoteCase] = {
     "one answer": VoteCase(
         title="one vote under randomised response: its answer",
-        says="one vote, labeller held fixed",
-        claim=_THREE_CLASS_RESPONSE.epsilon,
-        scores=partial(score_answers, _THREE_CLASS_RESPONSE),
+        scope="one vote, labeller held fixed",
+        claimed_value=_THREE_CLASS_RESPONSE.epsilon,
+        compute_scores=partial(score_answers, _THREE_CLASS_RESPONSE),
     ),
     "one vote in a sum": VoteCase(
         title="one hard vote in a sum under discrete noise: the sum",
-        says="one vote, labeller held fixed",
-        claim=_HARD_VOTE_RELEASE.epsilon_of(1, DELTA),
-        gaussian=True,
-        scores=partial(score_sums, _NOISY_SUM, _HARD_VOTE_BY_WORLD),
+        scope="one vote, labeller held fixed",
+        claimed_value=_HARD_VOTE_RELEASE.epsilon_of(1, DELTA),
+        is_gaussian=True,
+        compute_scores=partial(score_sums, _NOISY_SUM, _HARD_VOTE_BY_WORLD),
     ),
     "one signed vote in a sum": VoteCase(
         title="one row of a ridge's votes in a sum under discrete noise: the sum",
-        says="one vote, labeller held fixed",
-        claim=_SOFT_VOTE_RELEASE.epsilon_of(1, DELTA),
-        gaussian=True,
-        scores=partial(score_sums, _NOISY_SUM, _SIGNED_VOTE_BY_WORLD),
+        scope="one vote, labeller held fixed",
+        claimed_value=_SOFT_VOTE_RELEASE.epsilon_of(1, DELTA),
+        is_gaussian=True,
+        compute_scores=partial(score_sums, _NOISY_SUM, _SIGNED_VOTE_BY_WORLD),
     ),
     "inductive, no label": VoteCase(
         title="logistic regression, a record without a label replaced: all answers",
-        says="the whole record of a person without a label",
-        claim=compute_table_guarantee(
+        scope="the whole record of a person without a label",
+        claimed_value=compute_table_guarantee(
             Logistic(), _TWO_CLASS_RESPONSE, delta=DELTA
         ).unlabelled_epsilon,
-        scores=partial(
+        compute_scores=partial(
             score_all_answers,
             Logistic(),
             _TWO_CLASS_RESPONSE,
@@ -481,10 +491,10 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     ),
     "transductive, no label": VoteCase(
         title="label spreading, a record without a label replaced: all answers",
-        says="one vote, labeller held fixed",
-        claim=_TWO_CLASS_RESPONSE.epsilon,
-        exceeded=True,
-        scores=partial(
+        scope="one vote, labeller held fixed",
+        claimed_value=_TWO_CLASS_RESPONSE.epsilon,
+        is_expected_to_exceed=True,
+        compute_scores=partial(
             score_all_answers,
             Spreading(neighbours=2),
             _TWO_CLASS_RESPONSE,
@@ -493,10 +503,10 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     ),
     "weights as they are": VoteCase(
         title="logistic regression, a labelled record replaced: all answers",
-        says="one vote, labeller held fixed",
-        claim=_TWO_CLASS_RESPONSE.epsilon,
-        exceeded=True,
-        scores=partial(
+        scope="one vote, labeller held fixed",
+        claimed_value=_TWO_CLASS_RESPONSE.epsilon,
+        is_expected_to_exceed=True,
+        compute_scores=partial(
             score_all_answers,
             Logistic(),
             _TWO_CLASS_RESPONSE,
@@ -505,28 +515,30 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     ),
     "private weights": VoteCase(
         title="private logistic regression, a labelled record replaced: others' votes, bare",
-        says="the weights",
-        claim=gdp_epsilon(gdp_mu(_WEIGHTS_EPSILON, DELTA), DELTA),
-        gaussian=True,
-        scores=partial(score_weights, _make_labeller, make_labelled_person()),
+        scope="the weights",
+        claimed_value=gdp_epsilon(gdp_mu(_WEIGHTS_EPSILON, DELTA), DELTA),
+        is_gaussian=True,
+        compute_scores=partial(score_weights, _make_labeller, make_labelled_person()),
     ),
     "private weights, own answer": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, own answer",
-        says="the whole record of a labelled person",
-        claim=compute_table_guarantee(
+        scope="the whole record of a labelled person",
+        claimed_value=compute_table_guarantee(
             _PRIVATE_LABELLER, _THREE_CLASS_RESPONSE, delta=DELTA
         ).labelled_epsilon,
-        scores=partial(
+        compute_scores=partial(
             score_weights_and_answer, _make_labeller, _THREE_CLASS_RESPONSE, make_labelled_person()
         ),
     ),
     "private weights, own vote in a sum": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, noisy sum",
-        says="the whole record of a labelled person",
-        claim=compute_table_guarantee(
+        scope="the whole record of a labelled person",
+        claimed_value=compute_table_guarantee(
             _PRIVATE_LABELLER, _HARD_VOTE_RELEASE, delta=DELTA
         ).labelled_epsilon,
-        gaussian=True,
-        scores=partial(score_weights_and_sum, _make_labeller, _NOISY_SUM, make_labelled_person()),
+        is_gaussian=True,
+        compute_scores=partial(
+            score_weights_and_sum, _make_labeller, _NOISY_SUM, make_labelled_person()
+        ),
     ),
 }

@@ -90,14 +90,14 @@ def declare_study(part_names: Sequence[str], store_path: Path | None = None) -> 
     """
     return Study(
         title="What an active or a passive reads",
-        reading="",
+        reading_guide="",
         folder=None,
         measure=partial(_measure_parts, part_names, store_path),
         compare=lambda measured: [
             Part(name=name, table=make_plain_table(rows, name))
             for name, rows in measured.values.items()
         ],
-        unit="parts",
+        unit_name="parts",
     )
 
 

@@ -63,7 +63,9 @@ def list_integrity_rows() -> Iterator[MeasuredRow]:
         for poisoning in poisonings:
             measure = partial(_measure_poisoning, message_kind, poisoning)
             yield MeasuredRow(
-                columns={"answer": message_kind, "harm": poisoning}, measure=measure, seeds=_SEEDS
+                fixed_values={"answer": message_kind, "harm": poisoning},
+                measure=measure,
+                seeds=_SEEDS,
             )
 
 

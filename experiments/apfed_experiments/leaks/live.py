@@ -82,16 +82,17 @@ class MeasuredRow:
     """A row of a table, measured for each seed.
 
     Attributes:
-        columns: fixed values of the row.
+        fixed_values: fixed values of the row.
         measure: function that returns the measured values of a seed.
         seeds: seeds of the measurements.
-        ends: names of values whose minimum and maximum over the seeds are also in the row.
+        names_with_extremes: names of values whose minimum and maximum over the seeds are also in
+            the row.
     """
 
-    columns: Row
+    fixed_values: Row
     measure: Callable[[int], Row]
     seeds: Sequence[int] = (0,)
-    ends: Collection[str] = ()
+    names_with_extremes: Collection[str] = ()
 
     def measure_row(self) -> Row:
         """Return the row: means of numbers over the seeds with intervals, and lists of texts.
@@ -101,8 +102,8 @@ class MeasuredRow:
         """
         rows = [self._measure_seed(seed) for seed in self.seeds]
         if len(rows) == 1:
-            return {**self.columns, **rows[0]}
-        summary = dict(self.columns)
+            return {**self.fixed_values, **rows[0]}
+        summary = dict(self.fixed_values)
         for name in dict.fromkeys(name for row in rows for name in row):
             values = [row[name] for row in rows if row.get(name) is not None]
             if any(isinstance(value, str) for value in values):
@@ -110,7 +111,7 @@ class MeasuredRow:
             elif values:
                 summary[name] = Interval.from_values([float(value) for value in values])
             # Its minimum and maximum are wanted, too.
-            if name in self.ends:
+            if name in self.names_with_extremes:
                 summary |= {f"least {name}": min(values), f"greatest {name}": max(values)}
         return summary
 
@@ -307,7 +308,9 @@ def list_inversion_rows() -> Iterator[MeasuredRow]:
     for (name, seeds), passive_count in product(_INVERSION_SEEDS_BY_DATA.items(), (1, 2, 5)):
         columns = {"data": name.removesuffix("-in-6"), "M": passive_count}
         yield MeasuredRow(
-            columns=columns, measure=partial(_measure_inversion, name, passive_count), seeds=seeds
+            fixed_values=columns,
+            measure=partial(_measure_inversion, name, passive_count),
+            seeds=seeds,
         )
 
 
@@ -399,7 +402,7 @@ def list_chosen_rows() -> Iterator[MeasuredRow]:
             start_run = partial(open_sum_run, data, "apfed_c", passive_count, rules)
             attack = ChosenRepresentations(people=people_count, **options)
             measure = partial(_measure_sum_attack, start_run, attack)
-            yield MeasuredRow(columns={**columns, **options}, measure=measure)
+            yield MeasuredRow(fixed_values={**columns, **options}, measure=measure)
 
 
 def _measure_sum_attack(
@@ -480,7 +483,7 @@ def list_decoder_rows() -> Iterator[MeasuredRow]:
                 "rules": title,
             }
             measure = partial(_measure_decoder_attack, start_run, attack)
-            yield MeasuredRow(columns={**columns, **options}, measure=measure)
+            yield MeasuredRow(fixed_values={**columns, **options}, measure=measure)
 
 
 def _measure_decoder_attack(
@@ -520,7 +523,10 @@ def list_noise_rows() -> Iterator[MeasuredRow]:
         columns = {"method": method, "noise": noise_text, "reads": target}
         measure_noisy = partial(_measure_noise, measure, settings)
         yield MeasuredRow(
-            columns=columns, measure=measure_noisy, seeds=_NOISE_SEEDS, ends=("accuracy",)
+            fixed_values=columns,
+            measure=measure_noisy,
+            seeds=_NOISE_SEEDS,
+            names_with_extremes=("accuracy",),
         )
 
 
@@ -617,16 +623,16 @@ class RecordingRun(LiveRun):
     """A live session that records the victim's true contribution to the first sum.
 
     Attributes:
-        truth: the contribution; None: no sum was requested yet.
+        true_contribution: the contribution; None: no sum was requested yet.
     """
 
-    truth: Tensor | None = None
+    true_contribution: Tensor | None = None
 
     def request_sum(self, *args: Any, **options: Any) -> Tensor:
         """Request a sum and record the victim's contribution to the first one."""
         total = super().request_sum(*args, **options)
-        if self.truth is None:
-            self.truth = self.get_contribution(VICTIM).double()
+        if self.true_contribution is None:
+            self.true_contribution = self.get_contribution(VICTIM).double()
         return total
 
 
@@ -642,7 +648,7 @@ def _make_isolation_row(
     config = make_live_config("digits", method, masks="pairwise" if is_masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
     return MeasuredRow(
-        columns={**columns, "sum": find_sum_class(config.secure_sum).name, **options},
+        fixed_values={**columns, "sum": find_sum_class(config.secure_sum).name, **options},
         measure=partial(_measure_isolation, config, rules, Isolation(**options)),
     )
 
@@ -657,7 +663,7 @@ def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation
     known_features = reveal_features(session.recording, VICTIM, attack.shadow_rows, seed)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=known_features)
     isolated_BD = attack.run_live(session, knowledge, seed)["isolated"]
-    truth_BD = session.truth
+    truth_BD = session.true_contribution
     assert truth_BD is not None
     return {
         "relative error": float((isolated_BD - truth_BD).norm() / truth_BD.norm()),
@@ -684,7 +690,8 @@ def list_stuffing_rows() -> Iterator[MeasuredRow]:
         )
         columns = {"adversary": role, "protocol": protocol, "limits": limits}
         yield MeasuredRow(
-            columns=columns, measure=partial(_measure_stuffing, attack, settings, role, max_runs)
+            fixed_values=columns,
+            measure=partial(_measure_stuffing, attack, settings, role, max_runs),
         )
 
 
@@ -732,7 +739,7 @@ def list_joint_inversion_rows() -> Iterator[MeasuredRow]:
     """
     for name in ("inverse_network", "representation_network", "unpaired_inversion"):
         measure = partial(_measure_joint_inversion, name)
-        yield MeasuredRow(columns={"attack": name}, measure=measure, seeds=_HIJACK_SEEDS)
+        yield MeasuredRow(fixed_values={"attack": name}, measure=measure, seeds=_HIJACK_SEEDS)
 
 
 def _measure_joint_inversion(name: str, seed: int) -> Row:
@@ -768,7 +775,9 @@ def list_hijacking_rows() -> Iterator[MeasuredRow]:
         measure = partial(
             _measure_hijack, attack, partial(make_live_config, name, "tvfl"), epoch_count
         )
-        yield MeasuredRow(columns={**columns, "attack": "hijack"}, measure=measure, seeds=seeds)
+        yield MeasuredRow(
+            fixed_values={**columns, "attack": "hijack"}, measure=measure, seeds=seeds
+        )
 
 
 def list_reversed_hijacking_rows() -> Iterator[MeasuredRow]:
@@ -795,7 +804,7 @@ def list_reversed_hijacking_rows() -> Iterator[MeasuredRow]:
         measure = partial(
             _measure_hijack, attack, partial(_make_guarded_config, clip, sigma), _HIJACK_EPOCHS
         )
-        yield MeasuredRow(columns=columns, measure=measure, seeds=_FEWER_SEEDS)
+        yield MeasuredRow(fixed_values=columns, measure=measure, seeds=_FEWER_SEEDS)
 
 
 def _measure_hijack(

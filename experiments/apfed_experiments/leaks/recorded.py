@@ -121,7 +121,7 @@ def list_label_rows() -> Iterator[MeasuredRow]:
         data = config_name.removeprefix("all-labels-")
         columns = {"data": data, "noise": noise, "labels a class": labels_per_class or "none"}
         measure = partial(_measure_labels, config_name, noise, labels_per_class)
-        yield MeasuredRow(columns=columns, measure=measure, seeds=_SEEDS)
+        yield MeasuredRow(fixed_values=columns, measure=measure, seeds=_SEEDS)
 
 
 @lru_cache(maxsize=len(_SEEDS))
@@ -230,7 +230,7 @@ def list_few_label_rows() -> Iterator[MeasuredRow]:
                 measure = partial(
                     _measure_attack, partial(_make_labels_config, data, method), name, options
                 )
-                yield MeasuredRow(columns=columns, measure=measure, seeds=_SEEDS)
+                yield MeasuredRow(fixed_values=columns, measure=measure, seeds=_SEEDS)
 
 
 def _make_labels_config(data: str, method: str, seed: int) -> Config:
@@ -285,16 +285,16 @@ class PaperCase:
 
     Attributes:
         method: name of the method.
-        data: key of `_PAPER_DATA`.
+        data_name: key of `_PAPER_DATA`.
         attacks: name and options of each attack.
-        changes: settings of the run that differ from the usual ones.
+        settings: settings of the run that differ from the usual ones.
         note: what differs between cases of one method, for people.
     """
 
     method: str
-    data: str
+    data_name: str
     attacks: Sequence[tuple[str, Mapping[str, Any]]]
-    changes: Mapping[str, Any]
+    settings: Mapping[str, Any]
     note: str = ""
 
 
@@ -306,9 +306,9 @@ def _make_averaging_case(method: str, bits: int) -> PaperCase:
     attacks = [("pseudo_labels", _NO_LABELS)] if bits == _SUM_BITS[0] else []
     return PaperCase(
         method=method,
-        data="digits",
+        data_name="digits",
         attacks=[*attacks, ("sum_regression", _HUNDRED_PAIRS)],
-        changes={"model": {"network": "identity"}, "secure_sum": {**_MASKED_SUM, "bits": bits}},
+        settings={"model": {"network": "identity"}, "secure_sum": {**_MASKED_SUM, "bits": bits}},
         note=f"{bits} bits",
     )
 
@@ -316,8 +316,8 @@ def _make_averaging_case(method: str, bits: int) -> PaperCase:
 CASES = (
     PaperCase(
         method="split_nn",
-        data="digits",
-        changes=NETWORKS,
+        data_name="digits",
+        settings=NETWORKS,
         attacks=(
             ("gradient_direction", _FOUR_LABELS),
             ("model_completion", _FOUR_LABELS),
@@ -326,24 +326,24 @@ CASES = (
     ),
     PaperCase(
         method="split_nn_sum",
-        data="digits",
-        changes=NETWORKS,
+        data_name="digits",
+        settings=NETWORKS,
         attacks=(("gradient_direction", _FOUR_LABELS), ("sum_regression", _HUNDRED_PAIRS)),
     ),
     PaperCase(
         method="apc_vfl",
-        data="digits",
+        data_name="digits",
         attacks=(("inverse_network", _HUNDRED_PAIRS),),
-        changes={
+        settings={
             "model": _CODE_MODEL,
             "method": {"own": _CODE_MODEL, "passive": _CODE_MODEL, "joint": [128], "epochs": 60},
         },
     ),
     PaperCase(
         method="vfedtrans",
-        data="digits",
+        data_name="digits",
         attacks=(("vector_regression", _HUNDRED_PAIRS),),
-        changes={
+        settings={
             "model": {"network": "enriched", "hidden": [64], "representation": 64},
             "method": {"epochs": 60},
         },
@@ -351,9 +351,9 @@ CASES = (
     *(_make_averaging_case(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _SUM_BITS),
     PaperCase(
         method="h_fedmv",
-        data="handwritten",
+        data_name="handwritten",
         attacks=_AVERAGED_MEMBERSHIP,
-        changes={
+        settings={
             "model": {"network": "identity"},
             "train": {"epochs": 4, "device": "cpu"},
             "secure_sum": {**_MASKED_SUM, "clip": 32.0},
@@ -361,9 +361,9 @@ CASES = (
     ),
     PaperCase(
         method="s_fedmv",
-        data=_SEQUENCE_DATA,
+        data_name=_SEQUENCE_DATA,
         attacks=_AVERAGED_MEMBERSHIP,
-        changes={
+        settings={
             "model": {
                 "network": "gru",
                 "representation": 8,
@@ -385,10 +385,10 @@ def list_paper_rows() -> Iterator[MeasuredRow]:
     for case in CASES:
         for name, options in case.attacks:
             options_text = ", ".join(f"{key} {value}" for key, value in options.items())
-            columns = {"method": case.method, "data": case.data, "settings": case.note}
+            columns = {"method": case.method, "data": case.data_name, "settings": case.note}
             measure = partial(_measure_attack, partial(make_paper_config, case), name, options)
             columns |= {"attack": name, "options": options_text}
-            yield MeasuredRow(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
+            yield MeasuredRow(fixed_values=columns, measure=measure, seeds=_PAPER_SEEDS)
 
 
 def make_paper_config(case: PaperCase, seed: int) -> Config:
@@ -398,12 +398,12 @@ def make_paper_config(case: PaperCase, seed: int) -> Config:
     shared_settings: dict[str, Any] = {  # of all cases
         "name": f"papers-{case.method}",
         "seed": seed,
-        "data": _PAPER_DATA[case.data],
+        "data": _PAPER_DATA[case.data_name],
         "party_seeds": "shared_for_comparison",
         "train": {"epochs": 20, "device": "cpu"},
         "secure_sum": _MASKED_SUM,
         "guard": {"mechanism": "none"},
         "transcript": {"keep": "all"},
     }
-    method_settings = {"name": case.method, **case.changes.get("method", {})}
-    return Config.model_validate({**shared_settings, **case.changes, "method": method_settings})
+    method_settings = {"name": case.method, **case.settings.get("method", {})}
+    return Config.model_validate({**shared_settings, **case.settings, "method": method_settings})

@@ -118,7 +118,7 @@ def _make_vote_row(
     no noise. `further_columns`: further columns.
     """
     columns = {"data": data, "opened": revealed, "epsilon": epsilon, **further_columns}
-    return MeasuredRow(columns=columns, measure=measure, seeds=seeds)
+    return MeasuredRow(fixed_values=columns, measure=measure, seeds=seeds)
 
 
 def list_chosen_label_rows() -> Iterator[MeasuredRow]:

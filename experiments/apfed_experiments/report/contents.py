@@ -94,7 +94,7 @@ class Learned:
 def describe_training(run: ReportedRun) -> str:
     """Return a sentence on who trained together, and whether the active predicts alone."""
     method = run.config.method
-    passive_count = run.facts.passives
+    passive_count = run.facts.passive_count
     if not run.has_passives:
         return f"{method.title}: the active trained alone; nothing was sent."
     partners = "one passive party" if passive_count == 1 else f"{passive_count} passive parties"
@@ -132,7 +132,7 @@ def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
     `run.facts.words` are those facts in words, such as "passives vote".
     """
     facts = run.facts
-    phrases = run.facts.words
+    phrases = run.facts.phrases
     has_sum = "contributions are summed" in phrases
     is_sum_unsafe = has_sum and find_sum_class(run.config.secure_sum).unsafe
     has_votes = "passives vote" in phrases
@@ -150,11 +150,11 @@ def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
             f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution.",
         ),
         (
-            has_sum and facts.passives == 1,
+            has_sum and facts.passive_count == 1,
             "There is one passive: the active reads what it contributes, whatever the sum.",
         ),
         (
-            "labels are shown" in phrases and not facts.label_dp,
+            "labels are shown" in phrases and not facts.has_label_dp,
             "Every passive is shown the labels that the active trains on.",
         ),
         (
@@ -186,11 +186,11 @@ def _iter_fact_warnings(run: ReportedRun) -> Iterator[str]:
             "No batch was ever sent to the passives: the active trained alone.",
         ),
         (
-            has_sending_active and not facts.guarded,
+            has_sending_active and not facts.has_guard,
             "There is no guard: passives receive the representations as they are.",
         ),
         (
-            "passives send representations" in phrases and not facts.guarded,
+            "passives send representations" in phrases and not facts.has_guard,
             "There is no guard: the active receives representations as they are.",
         ),
         (
@@ -242,9 +242,9 @@ def iter_tiles(run: ReportedRun) -> Iterator[Tile]:
     yield _make_weakest_guarantee_tile(run)
     for headline in run.headlines:
         yield Tile(headline.direction.title, headline.short_text, headline.note)
-    if run.own is not None:
+    if run.own_side is not None:
         # The folder of the active of a real session holds its own messages only.
-        yield from iter_traffic_tiles(run, run.own.name)
+        yield from iter_traffic_tiles(run, run.own_side.name)
     else:
         messages = words.format_count(sum(flow.messages for flow in run.flows))
         sessions_note = f" in {outcome.sessions} sessions" if outcome.sessions > 1 else ""
@@ -266,7 +266,7 @@ def _iter_measure_tiles(run: ReportedRun) -> Iterator[Tile]:
     measure = outcome.headline_measure
     if measure is not ACCURACY:
         for inference, value in outcome.scores.items():
-            rows_text = run.describe_rows(inference)
+            rows_text = run.describe_tested_rows(inference)
             reason = outcome.undefined.get(inference, {}).get(measure.name, rows_text)
             title = f"{run.title_inference(inference)} {measure.title}"
             yield Tile(
@@ -276,7 +276,7 @@ def _iter_measure_tiles(run: ReportedRun) -> Iterator[Tile]:
     accuracies = outcome.accuracy if is_classification else {}
     # `variant` is a mode of inference, such as of the active alone or jointly with the passives.
     for inference, share in accuracies.items():
-        rows_text = run.describe_rows(inference)
+        rows_text = run.describe_tested_rows(inference)
         reason = outcome.undefined.get(inference, {}).get(ACCURACY.name, rows_text)
         title = f"{run.title_inference(inference)} accuracy"
         yield Tile(
@@ -294,26 +294,30 @@ def _iter_local_model_tiles(run: ReportedRun, local_models: BaselinesRecord) -> 
     value = local_models.best.test if gain is None else gain.alone
     row_count = local_models.rows if gain is None else gain.rows
     rows_note = "" if row_count is None else f", of {row_count:,} test rows"
-    note = f"{local_models.best.title}, {local_models.chosen}{rows_note}"
+    note = f"{local_models.best.title}, {local_models.choice_text}{rows_note}"
     yield Tile("best local model", local_models.headline_measure.format_value(value), note)
     if gain is None:
         yield Tile("gain", "not reported", DIFFERENT_TEST_ROWS)
         return
-    interval_note = f", 95 %: {gain.interval}" if gain.interval else ""
-    yield Tile("gain", gain.points, f"over it, on the same {gain.rows:,} test rows{interval_note}")
+    interval_note = f", 95 %: {gain.interval_text}" if gain.interval_text else ""
+    yield Tile(
+        "gain", gain.value_text, f"over it, on the same {gain.rows:,} test rows{interval_note}"
+    )
 
 
 def _make_weakest_guarantee_tile(run: ReportedRun) -> Tile:
     """Return the tile of the weakest guarantee on the method's main kind of message.
 
-    `run.figure` names the epsilon of that kind, such as "epsilon_x" for representations. The note
-    has the weakest guarantee on every other kind.
+    `run.epsilon_name` names the epsilon of that kind, such as "epsilon_x" for representations. The
+    note has the weakest guarantee on every other kind.
     """
-    weakest_guarantee = find_worst_guarantee(run.promises, run.figure)
-    other_epsilon_names = {promise.figure for promise in run.promises} - {weakest_guarantee.figure}
+    weakest_guarantee = find_worst_guarantee(run.guarantees, run.epsilon_name)
+    other_epsilon_names = {promise.figure for promise in run.guarantees} - {
+        weakest_guarantee.figure
+    }
     notes = [weakest_guarantee.why] if weakest_guarantee.why else []
     notes += [
-        f"{title} {find_worst_guarantee(run.promises, figure).text}"
+        f"{title} {find_worst_guarantee(run.guarantees, figure).text}"
         for figure, title in _SHORT_TITLE_BY_EPSILON.items()
         if figure in other_epsilon_names
     ]
@@ -371,7 +375,7 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
             protects=rule.protects,
             remains=rule.remains,
         )
-    if run.own is not None and name != run.own.name:
+    if run.own_side is not None and name != run.own_side.name:
         yield from _describe_unseen(run, role, {flow.kind for flow in flows})
 
 
@@ -388,7 +392,7 @@ def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterat
     if role is Role.AGGREGATOR:
         kind = Kind.CONTRIBUTION
     elif role is Role.ACTIVE:
-        is_decomposition = "tables are decomposed" in run.facts.words
+        is_decomposition = "tables are decomposed" in run.facts.phrases
         kind = Kind.SINGULAR_VECTORS if is_decomposition else Kind.SUM
     if kind is not None and kind not in kinds_seen:
         rule = find_rule(kind, role, run.facts)
@@ -435,7 +439,7 @@ def describe_alignment_leaks(run: Reported) -> tuple[str, ...]:
 def list_coalitions(run: Reported) -> tuple[tuple[str, str], ...]:
     """Return the possible coalitions in this run, each with what its parties learn together."""
     return tuple(
-        (coalition.who, coalition.learns)
+        (coalition.colluding_parties, coalition.joint_knowledge)
         for coalition in COALITIONS
         if coalition.holds_for(run.facts)
     )
@@ -459,7 +463,7 @@ def list_weakened_settings(run: Reported) -> tuple[str, ...]:
 
     Both are read from the run's settings and folder, whatever its result claims.
     """
-    folder = run.path if isinstance(run, ReportedRun) else run.own.path
+    folder = run.path if isinstance(run, ReportedRun) else run.own_side.path
     weakened_settings = describe_weakened_settings(run.config)
     organisations = describe_shared_organisations(folder)
     sentences = list[str]()
@@ -480,17 +484,18 @@ def list_privacy_rows(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """
     privacy = run.outcome.privacy
     rows = [
-        (promise.format_title(names_fixed_part=True), promise.sentence) for promise in run.promises
+        (promise.format_title(names_fixed_part=True), promise.sentence)
+        for promise in run.guarantees
     ]
     if privacy.delta is not None:
         rows.append(("delta", words.format_number(privacy.delta)))
-    if privacy.releases is not None and run.figure == "epsilon_x":
+    if privacy.releases is not None and run.epsilon_name == "epsilon_x":
         rows.append(("T, most releases of one row", words.format_count(privacy.releases)))
     rows += [
         (words.format_key(name), words.format_value(value))
         for name, value in (privacy.model_extra or {}).items()
     ]
-    rows += run.statements
+    rows += run.signed_report_rows
     rows += [
         (f"charges to the ledger of {party}", words.format_count(charges))
         for party, charges in run.charges.items()
@@ -620,7 +625,7 @@ def _iter_protection_rows(run: ReportedRun) -> Iterator[tuple[str, str]]:
     config = run.config
     if run.outcome.sum:
         yield "secure sum", words.format_value(run.outcome.sum)
-    if "passives vote" in run.facts.words:
+    if "passives vote" in run.facts.phrases:
         yield "how passives vote", _describe_settings(config.method, excluded_name="name")
     yield "guard", _describe_settings(config.guard)
     if config.defences:
@@ -682,7 +687,7 @@ def build_privacy_document(run: ReportedRun, audited: Audited | None = None) -> 
         "accounting": {
             "guarantee": run.outcome.guarantee,
             "figures": privacy.model_dump(exclude={"trace"}),
-            "promises": [promise.as_json() for promise in run.promises],
+            "promises": [promise.as_json() for promise in run.guarantees],
             "trace": list(privacy.trace),
             "charges": dict(run.charges),
             "audit": asdict(audited) | {"contradicted": audited.has_contradiction}
@@ -691,10 +696,10 @@ def build_privacy_document(run: ReportedRun, audited: Audited | None = None) -> 
             "contributions": {
                 name: account.model_dump() for name, account in run.outcome.contributions.items()
             },
-            "stated": dict(run.statements),
+            "stated": dict(run.signed_report_rows),
         },
         "solo": None if run.local_models is None else run.local_models.model_dump(mode="json"),
-        "gain": None if run.gain is None else run.gain.text,
+        "gain": None if run.gain is None else run.gain.comparison_text,
         "gain_figures": None if run.gain is None else run.gain.model_dump(mode="json"),
         "directions": [headline.as_json() for headline in run.headlines],
         "attacks": [result.as_json() for result in run.attacks or ()],

@@ -56,13 +56,13 @@ class OwnSide:
         path: the party's folder.
         end: how the party's part of the run ended.
         log: summary of the party's audit log; None: there is none, or it fails verification.
-        broken: why `log` is None; empty if it is not.
+        log_error: why `log` is None; empty if it is not.
     """
 
     path: Path
     end: PartyEnd
     log: LogSummary | None
-    broken: str = ""
+    log_error: str = ""
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class OwnSide:
                 log = verify_log(path)
             except CheckpointError as error:
                 log_error = str(error)
-        return cls(path=path, end=load_json(end_path, PartyEnd), log=log, broken=log_error)
+        return cls(path=path, end=load_json(end_path, PartyEnd), log=log, log_error=log_error)
 
     def iter_log_rows(self) -> Iterator[tuple[str, str]]:
         """Yield title and text on the audit log, or why it is not valid.
@@ -93,7 +93,7 @@ class OwnSide:
         """
         log = self.log
         if log is None:
-            yield "audit log", self.broken
+            yield "audit log", self.log_error
             return
         unsigned_text = f"{log.unsigned:,} lines after its last signature, torn bytes: {log.torn:,}"
         yield "last chain value", log.head
@@ -113,7 +113,7 @@ class OwnSide:
             if any(self.path.glob(name)):
                 yield name, reason
 
-    def list_promises(self, config: Config, role: str) -> tuple[Promise, ...]:
+    def list_guarantees(self, config: Config, role: str) -> tuple[Promise, ...]:
         """Return the guarantees of this party to the people in its table, by its own ledgers.
 
         `config`: settings of the run. `role`: role of this party. Without a ledger the result is a
@@ -194,8 +194,8 @@ class ReportedParty:
         flows: numbers and bytes of messages by sender, receiver and kind.
         charges: number of privacy costs recorded, by ledger.
         attacks: results of attacks that the passive ran on its own messages; None: it ran none.
-        own: how the passive's part ended, and its audit log.
-        common: number of people that the parties have in common.
+        own_side: how the passive's part ended, and its audit log.
+        common_people: number of people that the parties have in common.
     """
 
     config: Config
@@ -204,8 +204,8 @@ class ReportedParty:
     flows: tuple[Flow, ...]
     charges: Mapping[str, int]
     attacks: tuple[AttackResult, ...] | None
-    own: OwnSide
-    common: tuple[CommonPeople, ...] = ()
+    own_side: OwnSide
+    common_people: tuple[CommonPeople, ...] = ()
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -223,9 +223,9 @@ class ReportedParty:
         )
 
     @property
-    def promise_rows(self) -> tuple[tuple[str, str], ...]:
+    def guarantee_rows(self) -> tuple[tuple[str, str], ...]:
         """The guarantees of this party to the people in its table, as title and text."""
-        promises = self.own.list_promises(self.config, str(self.roles[self.own.name]))
+        promises = self.own_side.list_guarantees(self.config, str(self.roles[self.own_side.name]))
         return tuple(
             (promise.format_title(names_fixed_part=True), promise.sentence) for promise in promises
         )
@@ -238,7 +238,7 @@ class ReportedParty:
         """
         contract = self.contract
         rules = self.config.rules
-        for people in self.common:
+        for people in self.common_people:
             yield "people", people.sentence
             if people.warning:
                 yield "IDs that hardly ever matched", people.warning
@@ -293,8 +293,8 @@ def load_party(path: Path) -> ReportedParty | None:
         attacks=load_json(attacks_path, tuple[AttackResult, ...])
         if attacks_path.is_file()
         else None,
-        own=own_side,
-        common=load_common_people(folder),
+        own_side=own_side,
+        common_people=load_common_people(folder),
     )
 
 

@@ -76,7 +76,7 @@ def _make_guarantee_tile(title: str, guarantee_text: str) -> contents.Tile:
 def render_party(party: ReportedParty) -> str:
     """Return the HTML page of a passive; what the passive itself learned comes first."""
     learned = contents.list_learned(party)  # by heading, such as "bank (passive)"
-    own_side = party.own
+    own_side = party.own_side
     role = party.roles[own_side.name]
     title = role.capitalize() if role == own_side.name else own_side.name
     learned_own_first = sorted(learned.items(), key=lambda item: title not in item[0].split(" "))
@@ -90,13 +90,13 @@ def render_party(party: ReportedParty) -> str:
         lines=describe_party(party),
         tiles=[
             *contents.iter_traffic_tiles(party, own_side.name),
-            *(_make_guarantee_tile(name, value) for name, value in party.promise_rows),
+            *(_make_guarantee_tile(name, value) for name, value in party.guarantee_rows),
         ],
         learned=dict(learned_own_first),
         alignment_leaks=contents.describe_alignment_leaks(party),
         coalitions=contents.list_coalitions(party),
         spent=[
-            *party.promise_rows,
+            *party.guarantee_rows,
             *(
                 (f"charges to the ledger of {name}", words.format_count(charges))
                 for name, charges in party.charges.items()
@@ -156,17 +156,18 @@ class Part:
     Attributes:
         name: stem of the names of the part's files.
         table: table with all columns.
-        brief: narrower table for terminals; None: `table`.
+        narrow_table: narrower table for terminals; None: `table`.
         pictures: pictures of the part, in reading order.
-        lines: lines of the verdict (summary in plain words) on protection, gain and attacks.
+        verdict_lines: lines of the verdict (summary in plain words) on protection, gain and
+            attacks.
         notes: sentences below the table.
     """
 
     name: str
     table: Table
-    brief: Table | None = None
+    narrow_table: Table | None = None
     pictures: Sequence[Picture] = ()
-    lines: Sequence[VerdictLine] = ()
+    verdict_lines: Sequence[VerdictLine] = ()
     notes: Sequence[str] = ()
 
 
@@ -205,11 +206,11 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 
     Its links to reports are relative, so they hold while page and folders stay where they are.
     """
-    directions = list(dict.fromkeys(kind for run in runs for kind in run.leaks))
+    directions = list(dict.fromkeys(kind for run in runs for kind in run.leak_by_direction))
     page = render_template(
         "runs.html.jinja",
         title=title,
-        newest=next((run for run in runs if run.verdict), None),
+        newest=next((run for run in runs if run.verdict_lines), None),
         states=[(str(state), sum(run.state is state for run in runs)) for state in RunState],
         targets=directions,
         rows=[
@@ -237,12 +238,12 @@ def _format_metrics(
     local_models = run.local_models
     note = run.gain_text if local_models is None or gain is None else local_models.best.title
     cells = {
-        "reached": _format_metric(run.value, lambda _: run.score_text),
+        "reached": _format_metric(run.score, lambda _: run.score_text),
         "gain": _format_metric(gain, lambda _: run.gain_text.replace("-", "\u2212"), note),
         "epsilon": _format_guarantee(run),
     }
     for direction in directions:
-        leak = run.leaks.get(direction)
+        leak = run.leak_by_direction.get(direction)
         cells[direction] = ("", "", None) if leak is None else _format_headline(leak)
     return {**cells, "sent": _format_metric(run.wire_bytes, words.format_size)}
 
@@ -260,9 +261,9 @@ def _format_headline(headline: Headline) -> tuple[str, str, float | None]:
 
 def _format_guarantee(run: ListedRun) -> tuple[str, str, float | None]:
     """Return the epsilon of a run's weakest guarantee as text, note, and number to sort by."""
-    if run.promise is None:
+    if run.guarantee is None:
         return "", "", None
-    return run.promise.text, run.promise.format_title(), run.promise.epsilon
+    return run.guarantee.text, run.guarantee.format_title(), run.guarantee.epsilon
 
 
 def _make_address(run: ListedRun, page_folder: Path) -> str:
@@ -272,7 +273,7 @@ def _make_address(run: ListedRun, page_folder: Path) -> str:
     Names are URL-quoted, so that they cannot name another file.
     """
     address = Path(os.path.relpath(run.path / "report.html", page_folder)).as_posix()
-    return quote(os.fsencode(address)) if run.report else ""
+    return quote(os.fsencode(address)) if run.has_report else ""
 
 
 def _format_metric(value: Any, format_value: Any, note: str = "") -> tuple[str, str, float | None]:

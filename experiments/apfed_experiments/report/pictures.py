@@ -150,7 +150,7 @@ def _draw_measure_curves(
         last_value = points[-1][1]
         curve_ends.append((last_value, run.title_inference(inference), colour))
     # The caption of the axis leaves out who knows the rows.
-    axis_text = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
+    axis_text = f"per cent {run.describe_tested_rows(next(iter(curves)))}".partition(", whom")[0]
     axes.set(
         title=f"Test {measure.title}",
         xlabel="epoch",

@@ -87,7 +87,7 @@ class ReportedRun(FinishedRun):
         roles: role of each party by name, the active first.
         seeds, versions: seeds and package versions, for repeating the run.
         charges: number of privacy costs recorded in the ledger of each party that released data.
-        own: how the active's part ended, and its audit log, if the folder is the active's own.
+        own_side: how the active's part ended, and its audit log, if the folder is the active's own.
     """
 
     path: Path
@@ -98,7 +98,7 @@ class ReportedRun(FinishedRun):
     seeds: Mapping[str, Any]
     versions: Mapping[str, Any]
     charges: Mapping[str, int]
-    own: OwnSide | None = None
+    own_side: OwnSide | None = None
 
     @property
     def facts(self) -> RunFacts:
@@ -109,7 +109,7 @@ class ReportedRun(FinishedRun):
         )
 
     @property
-    def statements(self) -> tuple[tuple[str, str], ...]:
+    def signed_report_rows(self) -> tuple[tuple[str, str], ...]:
         """The epsilons that passives stated and signed, as title and text."""
         return tuple(list_signed_reports(self.outcome, RunFolder(self.path)))
 
@@ -122,7 +122,7 @@ class ReportedRun(FinishedRun):
         """Return the title of a mode of inference; `inference`: key of `outcome.accuracy`."""
         return title_inference(self.config.method, inference)
 
-    def describe_rows(self, inference: str) -> str:
+    def describe_tested_rows(self, inference: str) -> str:
         """Return in words on how many test rows a mode of inference was measured.
 
         `inference`: key of `outcome.accuracy`, which names the mode.
@@ -155,7 +155,7 @@ def load_run(path: Path) -> ReportedRun:
         path=path,
         contract_sha256=contract.sha256,
         charges=count_charges(folder),
-        own=OwnSide.from_folder(path),
+        own_side=OwnSide.from_folder(path),
         epochs=load_json_lines(folder.metrics, EpochMetrics),
         flows=load_json(folder.message_flows, tuple[Flow, ...]),
         roles={party.name: party.role for party in sorted_parties},

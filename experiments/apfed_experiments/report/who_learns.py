@@ -35,38 +35,38 @@ class RunFacts:
     Attributes:
         method_facts: what its method does, in words.
         secure_sum: key of `SECURE_SUMS`.
-        passives: M, number of passives.
-        guarded: a guard clips representations and adds noise to them.
-        pairwise: each passive takes part for the people that it shares with the active, whether
-            or not other passives know them.
-        label_dp: training labels are randomised.
-        labels_after: no label is used in the exchange.
-        private: the active trains by DP-SGD.
-        noisy: every passive adds noise, in the sum or to its votes.
-        inductive: a row without a label changes no vote (a passive's row of class scores) but its
-            own.
-        labelled_passives: some passive holds labels.
-        defended: defences without a guarantee are on.
-        apart: each party has a process of its own.
-        shared_seeds: initial weights come from one seed at all parties.
-        black_boxes: some passive's objective is code that nobody else sees.
+        passive_count: M, number of passives.
+        has_guard: a guard clips representations and adds noise to them.
+        has_pairwise_alignment: each passive takes part for the people that it shares with the
+            active, whether or not other passives know them.
+        has_label_dp: training labels are randomised.
+        has_labels_after_exchange: no label is used in the exchange.
+        has_dp_sgd: the active trains by DP-SGD.
+        has_passive_noise: every passive adds noise, in the sum or to its votes.
+        has_inductive_labellers: a row without a label changes no vote (a passive's row of class
+            scores) but its own.
+        has_labels_at_passives: some passive holds labels.
+        has_defences: defences without a guarantee are on.
+        is_in_separate_processes: each party has a process of its own.
+        has_shared_seeds: initial weights come from one seed at all parties.
+        has_black_boxes: some passive's objective is code that nobody else sees.
     """
 
     method_facts: frozenset[str]
     secure_sum: str
-    passives: int
-    guarded: bool = False
-    pairwise: bool = False
-    label_dp: bool = False
-    labels_after: bool = False
-    private: bool = False
-    noisy: bool = False
-    inductive: bool = False
-    labelled_passives: bool = False
-    defended: bool = False
-    apart: bool = False
-    shared_seeds: bool = False
-    black_boxes: bool = False
+    passive_count: int
+    has_guard: bool = False
+    has_pairwise_alignment: bool = False
+    has_label_dp: bool = False
+    has_labels_after_exchange: bool = False
+    has_dp_sgd: bool = False
+    has_passive_noise: bool = False
+    has_inductive_labellers: bool = False
+    has_labels_at_passives: bool = False
+    has_defences: bool = False
+    is_in_separate_processes: bool = False
+    has_shared_seeds: bool = False
+    has_black_boxes: bool = False
 
     @classmethod
     def from_settings(
@@ -80,26 +80,26 @@ class RunFacts:
         return cls(
             method_facts=config.method.exchange_facts,
             secure_sum=find_sum_class(config.secure_sum).name,
-            passives=passive_count,
-            guarded=config.guard.mechanism != "none",
-            pairwise=config.alignment.mode == "pairwise",
-            label_dp=config.labels.mechanism != "none",
-            labels_after=config.train.is_exchange_label_free,
-            private=config.dp_sgd is not None,
-            noisy=config.method.find_noise(config) is not None,
-            inductive=config.method.has_inductive_votes,
-            labelled_passives=bool(config.data.labels_at),
-            defended=bool(config.defences),
-            apart=is_in_separate_processes,
-            shared_seeds=config.party_seeds == "shared_for_comparison",
-            black_boxes=any(
+            passive_count=passive_count,
+            has_guard=config.guard.mechanism != "none",
+            has_pairwise_alignment=config.alignment.mode == "pairwise",
+            has_label_dp=config.labels.mechanism != "none",
+            has_labels_after_exchange=config.train.is_exchange_label_free,
+            has_dp_sgd=config.dp_sgd is not None,
+            has_passive_noise=config.method.find_noise(config) is not None,
+            has_inductive_labellers=config.method.has_inductive_votes,
+            has_labels_at_passives=bool(config.data.labels_at),
+            has_defences=bool(config.defences),
+            is_in_separate_processes=is_in_separate_processes,
+            has_shared_seeds=config.party_seeds == "shared_for_comparison",
+            has_black_boxes=any(
                 isinstance(passive.objective, BlackBoxSettings)
                 for passive in config.passives.values()
             ),
         )
 
     @property
-    def words(self) -> frozenset[str]:
+    def phrases(self) -> frozenset[str]:
         """The words of the column "when" that hold for this run."""
         return self.method_facts | {
             word for word, holds in _evaluate_phrases(self).items() if holds
@@ -114,7 +114,7 @@ _METHOD_PHRASES = frozenset[str]().union(
 def _evaluate_phrases(facts: RunFacts) -> dict[str, bool]:
     """Return every word of the column "when" of who_learns.md, with whether it holds for a run.
 
-    The words of methods are left out; `RunFacts.words` adds them.
+    The words of methods are left out; `RunFacts.phrases` adds them.
     """
     has_passives = "passives take part" in facts.method_facts
     has_votes = "passives vote" in facts.method_facts
@@ -126,55 +126,57 @@ def _evaluate_phrases(facts: RunFacts) -> dict[str, bool]:
     )
     return {
         "always": True,
-        "passives hold labels": facts.labelled_passives,
-        "noise on votes": has_votes and facts.noisy,
-        "no noise on votes": has_votes and not facts.noisy,
-        "votes move each other": has_votes and not facts.inductive,
-        "votes stand alone": has_votes and facts.inductive,
+        "passives hold labels": facts.has_labels_at_passives,
+        "noise on votes": has_votes and facts.has_passive_noise,
+        "no noise on votes": has_votes and not facts.has_passive_noise,
+        "votes move each other": has_votes and not facts.has_inductive_labellers,
+        "votes stand alone": has_votes and facts.has_inductive_labellers,
         **{f"sum {name}": has_sum and facts.secure_sum == name for name in SECURE_SUMS},
-        "a passive is a black box": has_gradient_sum and facts.black_boxes,
-        "noise under the sum": facts.noisy and can_have_sum_noise,
-        "no noise under the sum": has_gradient_sum and not facts.noisy,
-        "guard on": facts.guarded and "representations are sent" in facts.method_facts,
-        "no guard": not facts.guarded,
-        "label DP": facts.label_dp,
-        "no label DP": not facts.label_dp,
-        "labels come after": facts.labels_after,
-        "DP-SGD": facts.private,
-        "no DP-SGD": not facts.private,
-        "alignment pairwise": facts.pairwise,
-        "alignment of all": "people are aligned" in facts.method_facts and not facts.pairwise,
-        "defences on": has_passives and facts.defended,
-        "in one process": has_passives and not facts.apart,
-        "in processes": has_passives and facts.apart,
-        "shared seeds": has_passives and facts.shared_seeds,
-        "M = 1": facts.passives == 1,
-        "M = 2": facts.passives == 2,
-        "M >= 2": facts.passives >= 2,
-        "M >= 3": facts.passives >= 3,
+        "a passive is a black box": has_gradient_sum and facts.has_black_boxes,
+        "noise under the sum": facts.has_passive_noise and can_have_sum_noise,
+        "no noise under the sum": has_gradient_sum and not facts.has_passive_noise,
+        "guard on": facts.has_guard and "representations are sent" in facts.method_facts,
+        "no guard": not facts.has_guard,
+        "label DP": facts.has_label_dp,
+        "no label DP": not facts.has_label_dp,
+        "labels come after": facts.has_labels_after_exchange,
+        "DP-SGD": facts.has_dp_sgd,
+        "no DP-SGD": not facts.has_dp_sgd,
+        "alignment pairwise": facts.has_pairwise_alignment,
+        "alignment of all": "people are aligned" in facts.method_facts
+        and not facts.has_pairwise_alignment,
+        "defences on": has_passives and facts.has_defences,
+        "in one process": has_passives and not facts.is_in_separate_processes,
+        "in processes": has_passives and facts.is_in_separate_processes,
+        "shared seeds": has_passives and facts.has_shared_seeds,
+        "M = 1": facts.passive_count == 1,
+        "M = 2": facts.passive_count == 2,
+        "M >= 2": facts.passive_count >= 2,
+        "M >= 3": facts.passive_count >= 3,
     }
 
 
 ALL_PHRASES = _METHOD_PHRASES.union(
-    _evaluate_phrases(RunFacts(method_facts=_METHOD_PHRASES, secure_sum="", passives=0))
+    _evaluate_phrases(RunFacts(method_facts=_METHOD_PHRASES, secure_sum="", passive_count=0))
 )
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a table in who_learns.md; `when` is the condition under which it holds."""
+    """A row of a table in who_learns.md; `condition` is the condition under which it holds."""
 
-    when: str
+    condition: str
 
     def __post_init__(self) -> None:
         """Raise ApfedError if the column "when" has a word that is no fact of a run.
 
         The column's parts are joined by "; " (and), the words of a part by " or ".
         """
-        used_phrases = {word for part in self.when.split("; ") for word in part.split(" or ")}
+        used_phrases = {word for part in self.condition.split("; ") for word in part.split(" or ")}
         if unknown_phrases := used_phrases - ALL_PHRASES:
             raise ApfedError(
-                f"who_learns.md: {', '.join(sorted(unknown_phrases))} in {self.when!r} is no fact "
+                f"who_learns.md: {', '.join(sorted(unknown_phrases))} in {self.condition!r} is no "
+                "fact "
                 "of a "
                 f"run; say it of runs or methods, or take one of {', '.join(sorted(ALL_PHRASES))}"
             )
@@ -184,8 +186,8 @@ class _Row:
 
         Of each part, which "; " separates, at least one word must hold.
         """
-        true_phrases = facts.words
-        alternatives_by_part = [set(part.split(" or ")) for part in self.when.split("; ")]
+        true_phrases = facts.phrases
+        alternatives_by_part = [set(part.split(" or ")) for part in self.condition.split("; ")]
         return all(true_phrases & alternatives for alternatives in alternatives_by_part)
 
 
@@ -211,8 +213,8 @@ class Rule(_Row):
 class Coalition(_Row):
     """Colluding parties, and what they learn from all that they hold together."""
 
-    who: str
-    learns: str
+    colluding_parties: str
+    joint_knowledge: str
 
 
 @dataclass(frozen=True)

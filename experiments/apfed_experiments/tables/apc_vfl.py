@@ -75,14 +75,14 @@ class ScenarioExtent:
     """How much of a scenario (a data set and what is measured on it) is measured.
 
     Attributes:
-        features: numbers of columns at the active.
-        aligned: numbers of aligned rows.
-        seeds: number of seeds.
+        feature_counts: numbers of columns at the active.
+        aligned_counts: numbers of aligned rows.
+        seed_count: number of seeds.
     """
 
-    features: tuple[int, ...]
-    aligned: tuple[int, ...]
-    seeds: int
+    feature_counts: tuple[int, ...]
+    aligned_counts: tuple[int, ...]
+    seed_count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +91,20 @@ class Scenario:
 
     Attributes:
         dataset: name of the data set.
-        rows: number of the active's rows, all labelled.
-        test_fraction: share of all people that are left out, so that `rows` remain.
+        row_count: number of the active's rows, all labelled.
+        test_fraction: share of all people that are left out, so that `row_count` remain.
         batch_size: batch size of every training.
-        scores: measures of each fold, each with its name in the paper.
-        quick, full: the default part of the scenario, and all of it.
+        title_by_score: measures of each fold, each with its name in the paper.
+        quick_extent, full_extent: the default part of the scenario, and all of it.
     """
 
     dataset: str
-    rows: int
+    row_count: int
     test_fraction: float
     batch_size: int
-    scores: Mapping[FoldScore, str]
-    quick: ScenarioExtent
-    full: ScenarioExtent
+    title_by_score: Mapping[FoldScore, str]
+    quick_extent: ScenarioExtent
+    full_extent: ScenarioExtent
 
     def make_data(self, feature_count: int, aligned_count: int | None) -> dict[str, Any]:
         """Return the settings under `data` of a run.
@@ -112,20 +112,20 @@ class Scenario:
         `feature_count`: number of columns at the active. `aligned_count`: number of its people whom
         the passive knows; None: all.
 
-        All `rows` of the active are cross-validated. The people left out are the run's test rows,
-        which the paper does not measure here.
+        All `row_count` of the active are cross-validated. The people left out are the run's test
+        rows, which the paper does not measure here.
         """
         # The preset is only read for its columns, which do not depend on the number of aligned
         # people.
-        name = f"apc-vfl/{self.dataset}/{feature_count}/{aligned_count or self.full.aligned[0]}"
-        preset = find_preset(name)
+        any_count = aligned_count or self.full_extent.aligned_counts[0]
+        preset = find_preset(f"apc-vfl/{self.dataset}/{feature_count}/{any_count}")
         data_settings = {
             "dataset": preset["dataset"],
             "columns": preset["columns"],
             "aligned": aligned_count,
         }
         active_settings = {
-            "limit": self.rows,
+            "limit": self.row_count,
             "test_fraction": self.test_fraction,
             "split": "at_random",
         }
@@ -164,27 +164,29 @@ _CaseKey: TypeAlias = tuple[int, int | str, str]
 """Number of features, number of aligned people (or `_ANY_ALIGNED_COUNT`), and title of the method.
 """
 _ALIGNED_COUNTS = (10_000, 7500, 5000, 2500)
-_SMALL_EXTENT = ScenarioExtent(features=(5, 2), aligned=(10_000, 2500), seeds=2)
-_LARGE_EXTENT = ScenarioExtent(features=(5, 4, 3, 2), aligned=(*_ALIGNED_COUNTS, 100), seeds=5)
-_BREAST_CANCER_EXTENT = replace(_LARGE_EXTENT, aligned=(250, 200, 150, 100))
+_SMALL_EXTENT = ScenarioExtent(feature_counts=(5, 2), aligned_counts=(10_000, 2500), seed_count=2)
+_LARGE_EXTENT = ScenarioExtent(
+    feature_counts=(5, 4, 3, 2), aligned_counts=(*_ALIGNED_COUNTS, 100), seed_count=5
+)
+_BREAST_CANCER_EXTENT = replace(_LARGE_EXTENT, aligned_counts=(250, 200, 150, 100))
 SCENARIOS: Mapping[str, Scenario] = {
     "breast_cancer": Scenario(
         dataset="breast_cancer",
-        rows=500,
+        row_count=500,
         test_fraction=69 / 569,
         batch_size=8,
-        scores={"accuracy": "accuracy"},
-        quick=_BREAST_CANCER_EXTENT,
-        full=_BREAST_CANCER_EXTENT,
+        title_by_score={"accuracy": "accuracy"},
+        quick_extent=_BREAST_CANCER_EXTENT,
+        full_extent=_BREAST_CANCER_EXTENT,
     ),
     "credit_card": Scenario(
         dataset="credit_card",
-        rows=20_000,
+        row_count=20_000,
         test_fraction=0.25,
         batch_size=128,
-        scores={"f1": "F1"},
-        quick=_SMALL_EXTENT,
-        full=_LARGE_EXTENT,
+        title_by_score={"f1": "F1"},
+        quick_extent=_SMALL_EXTENT,
+        full_extent=_LARGE_EXTENT,
     ),
 }
 
@@ -259,8 +261,8 @@ def _prepare_run(
 
 def _make_scenario_extent(scenario: Scenario, is_full: bool) -> TableExtent:
     """Return the rows and seeds of the whole scenario if `is_full`, else of its default part."""
-    extent = scenario.full if is_full else scenario.quick
-    return TableExtent(list(_make_scenario_rows(scenario, extent)), extent.seeds)
+    extent = scenario.full_extent if is_full else scenario.quick_extent
+    return TableExtent(list(_make_scenario_rows(scenario, extent)), extent.seed_count)
 
 
 def _make_job(
@@ -281,7 +283,7 @@ def _make_job(
     """
     changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
     if method == _VFEDTRANS:  # as many singular vectors as all parties have columns (section 6.1)
-        columns = scenario.make_data(scenario.full.features[0], None)["columns"]
+        columns = scenario.make_data(scenario.full_extent.feature_counts[0], None)["columns"]
         width = sum(map(len, columns.values()))
         changes["model"] = {"network": "enriched", "representation": width}
     name = _METHOD_BY_TITLE.get(method, _METHOD_BY_TITLE[_APC_VFL])
@@ -292,7 +294,7 @@ def _make_job(
     if aligned_count is None:
         label = f"alone-f{feature_count}"
         measure = score_local
-    return Job.for_config(label, measure, config, scores=list(scenario.scores))
+    return Job.for_config(label, measure, config, scores=list(scenario.title_by_score))
 
 
 def _make_scenario_rows(scenario: Scenario, extent: ScenarioExtent) -> Iterator[TableRow]:
@@ -304,16 +306,16 @@ def _make_scenario_rows(scenario: Scenario, extent: ScenarioExtent) -> Iterator[
     `scenario`: data set. `extent`: numbers of features and of aligned people to measure.
     """
     job_by_key: dict[_CaseKey, Job] = {}
-    for feature_count in extent.features:
+    for feature_count in extent.feature_counts:
         # One job measures both the local model and the ablation.
         local_job = _make_job(scenario, feature_count)
         for method in (_LOCAL, _ABLATION):
             job_by_key[feature_count, _ANY_ALIGNED_COUNT, method] = local_job
-        for aligned_count, method in product(extent.aligned, _METHOD_BY_TITLE):
+        for aligned_count, method in product(extent.aligned_counts, _METHOD_BY_TITLE):
             job_by_key[feature_count, aligned_count, method] = _make_job(
                 scenario, feature_count, method, aligned_count
             )
-    for score, title in scenario.scores.items():
+    for score, title in scenario.title_by_score.items():
         row_by_key = _make_measured_rows(job_by_key, extent, score, title)
         yield from row_by_key.values()
         yield from _make_difference_rows(row_by_key, extent, title)
@@ -334,7 +336,7 @@ def _make_measured_rows(
     score.
     """
     panel_by_aligned_count: dict[int | str, str] = {
-        rows: f"{rows:,} aligned rows, {title}" for rows in extent.aligned
+        rows: f"{rows:,} aligned rows, {title}" for rows in extent.aligned_counts
     }
     row_by_key: dict[_CaseKey, TableRow] = {}
     for (features, rows, method), job in job_by_key.items():
@@ -349,10 +351,10 @@ def _make_measured_rows(
         row_by_key[features, rows, method] = TableRow(
             cells=_make_cells(features, rows, method, title),
             job=job,
-            figure=f"{classifier_input} {score}",
-            panels=row_panels,
-            series=method,
-            at=float(features),
+            value_name=f"{classifier_input} {score}",
+            panel_titles=row_panels,
+            curve_name=method,
+            axis_position=float(features),
         )
     return row_by_key
 
@@ -365,8 +367,10 @@ def _make_difference_rows(
     `row_by_key`: rows by number of features, number of aligned people and method. `extent`:
     numbers of features and of aligned people. `title`: title of the score.
     """
-    weight = 1 / len(extent.features)
-    for other_method, aligned_count in product((_LOCAL, _ABLATION, _VFEDTRANS), extent.aligned):
+    weight = 1 / len(extent.feature_counts)
+    for other_method, aligned_count in product(
+        (_LOCAL, _ABLATION, _VFEDTRANS), extent.aligned_counts
+    ):
         # Local models and the ablation do not depend on the number of aligned rows.
         other_aligned_count = (
             aligned_count if other_method in _METHOD_BY_TITLE else _ANY_ALIGNED_COUNT
@@ -374,18 +378,18 @@ def _make_difference_rows(
         difference = f"{_APC_VFL} minus {other_method}"
         apc_vfl_terms: list[tuple[float, TableRow]] = []
         other_terms: list[tuple[float, TableRow]] = []
-        for feature_count in extent.features:
+        for feature_count in extent.feature_counts:
             apc_vfl_row = row_by_key[feature_count, aligned_count, _APC_VFL]
             other_row = row_by_key[feature_count, other_aligned_count, other_method]
             yield TableRow(
                 cells=_make_cells(feature_count, aligned_count, difference, title),
-                combines=((1.0, apc_vfl_row), (-1.0, other_row)),
+                weighted_rows=((1.0, apc_vfl_row), (-1.0, other_row)),
             )
             apc_vfl_terms.append((weight, apc_vfl_row))
             other_terms.append((-weight, other_row))
         mean_terms = [*apc_vfl_terms, *other_terms]
         yield TableRow(
-            cells=_make_cells("mean", aligned_count, difference, title), combines=mean_terms
+            cells=_make_cells("mean", aligned_count, difference, title), weighted_rows=mean_terms
         )
 
 
@@ -397,13 +401,13 @@ def _make_lambda_table(is_full: bool) -> TableExtent:
     measured.
     """
     scenario = SCENARIOS[_QUICK_DATASET]
-    extent = scenario.full
+    extent = scenario.full_extent
     table_rows = list[TableRow]()
-    score, title = next(iter(scenario.scores.items()))
-    aligned_count = extent.aligned[0]
+    score, title = next(iter(scenario.title_by_score.items()))
+    aligned_count = extent.aligned_counts[0]
     gain_terms_by_lambda: dict[str, list[tuple[float, TableRow]]] = {}
-    mean_weight = 1 / len(extent.features)
-    for feature_count in extent.features:
+    mean_weight = 1 / len(extent.feature_counts)
+    for feature_count in extent.feature_counts:
         jobs = [_make_job(scenario, feature_count)]  # lambda 0
         jobs += [
             _make_job(scenario, feature_count, _APC_VFL, aligned_count, weight)
@@ -413,10 +417,10 @@ def _make_lambda_table(is_full: bool) -> TableExtent:
             TableRow(
                 cells={"features": str(feature_count), "lambda": f"{weight:g}", "score": title},
                 job=job,
-                figure=f"code {score}",
-                panels=(f"{aligned_count} aligned rows, {title}",),
-                series=f"{feature_count} features",
-                at=weight,
+                value_name=f"code {score}",
+                panel_titles=(f"{aligned_count} aligned rows, {title}",),
+                curve_name=f"{feature_count} features",
+                axis_position=weight,
             )
             for weight, job in zip(_LAMBDAS, jobs, strict=True)
         )
@@ -426,8 +430,8 @@ def _make_lambda_table(is_full: bool) -> TableExtent:
             terms += [(mean_weight, table_row), (-mean_weight, lambda_0_row)]
     for weight_text, terms in gain_terms_by_lambda.items():
         cells = {"features": "mean", "lambda": weight_text, "score": f"{title}, minus 0"}
-        table_rows.append(TableRow(cells=cells, combines=terms))
-    return TableExtent(table_rows, extent.seeds)
+        table_rows.append(TableRow(cells=cells, weighted_rows=terms))
+    return TableExtent(table_rows, extent.seed_count)
 
 
 # APC-VFL's Table 2: accuracy, rounds and bytes of joint prediction, against SplitNN.
@@ -527,7 +531,7 @@ def _make_table2_extent(is_full: bool) -> TableExtent:
 def _make_table2_rows(scenario: Scenario) -> Iterator[TableRow]:
     """Yield one data set's rows of Table 2, and the difference in accuracy of the two methods."""
     title = scenario.dataset.replace("_", " ")
-    aligned_counts = scenario.full.aligned[
+    aligned_counts = scenario.full_extent.aligned_counts[
         :4
     ]  # the paper's numbers of aligned people, without the 100
     jobs = {}
@@ -554,10 +558,10 @@ def _make_table2_rows(scenario: Scenario) -> Iterator[TableRow]:
         row_by_key[measure, aligned_count, method_title] = TableRow(
             cells=make_cells(aligned_count, method_title, measure),
             job=jobs[aligned_count, method_title],
-            figure=measure,
-            panels=(f"{title}: {_TITLE_BY_MEASURE[measure]}",),
-            series=method_title,
-            at=float(aligned_count),
+            value_name=measure,
+            panel_titles=(f"{title}: {_TITLE_BY_MEASURE[measure]}",),
+            curve_name=method_title,
+            axis_position=float(aligned_count),
         )
     yield from row_by_key.values()
     for aligned_count in aligned_counts:
@@ -565,7 +569,7 @@ def _make_table2_rows(scenario: Scenario) -> Iterator[TableRow]:
         split_nn_row = row_by_key["accuracy", aligned_count, "SplitNN"]
         yield TableRow(
             cells=make_cells(aligned_count, "APC-VFL minus SplitNN", "accuracy"),
-            combines=((1.0, apc_vfl_row), (-1.0, split_nn_row)),
+            weighted_rows=((1.0, apc_vfl_row), (-1.0, split_nn_row)),
         )
 
 
@@ -578,10 +582,10 @@ TABLES: tuple[PaperTable, ...] = (
             title=f"APC-VFL on {title}",
             unit="per cent",
             hours=hours,
-            leaves_out=leaves_out,
-            reading=f"{SCENARIOS[dataset].rows:,} rows at the active. {_READING}",
-            size=partial(_make_scenario_extent, SCENARIOS[dataset]),
-            axis="features of the active",
+            omission=leaves_out,
+            reading_guide=f"{SCENARIOS[dataset].row_count:,} rows at the active. {_READING}",
+            make_extent=partial(_make_scenario_extent, SCENARIOS[dataset]),
+            axis_title="features of the active",
         )
         for dataset, title, figures, hours, leaves_out in (
             ("breast_cancer", "breast cancer", "5 and 10", 0.3, ""),
@@ -600,25 +604,26 @@ TABLES: tuple[PaperTable, ...] = (
         unit="per cent",
         hours=0.15,
         title="APC-VFL on breast cancer by lambda",
-        leaves_out="",
-        size=_make_lambda_table,
-        reading=f"250 aligned rows of 500. {_READING}",
-        axis="lambda",
+        omission="",
+        make_extent=_make_lambda_table,
+        reading_guide=f"250 aligned rows of 500. {_READING}",
+        axis_title="lambda",
     ),
     PaperTable(
         name="apc-vfl-splitnn",
         source="APC-VFL, Table 2",
         unit="",
         hours=6.0,
-        size=_make_table2_extent,
+        make_extent=_make_table2_extent,
         title="APC-VFL and SplitNN where all rows are aligned",
-        axis="aligned rows",
-        reading="50 of the aligned rows test on breast cancer, 500 elsewhere; five features at the "
+        axis_title="aligned rows",
+        reading_guide="50 of the aligned rows test on breast cancer, 500 elsewhere; five features "
+        "at the "
         "active. A round is a message of representations or gradients. All are scored by accuracy; "
         "the paper takes F1 on credit cards. Its values are not in the text that we have. SplitNN: "
         "Adam, at most 200 epochs, patience 10, weights of the last epoch. MB sent: alignment and "
         "agreement included; as the paper counts them: by Appendix E, for our epochs and steps.",
-        leaves_out="credit cards",
-        shared=50 / 569,  # at most: of 569 people 50 test
+        omission="credit cards",
+        seed_correlation=50 / 569,  # at most: of 569 people 50 test
     ),
 )

@@ -94,8 +94,8 @@ class Training:
         key: name of the training, used in names of files and runs.
         epochs: number of epochs.
         learning_rate: learning rate of SGD when training begins.
-        seeds: number of seeds.
-        rows: number of rows in use, training and test; None: all.
+        seed_count: number of seeds.
+        row_limit: number of rows in use, training and test; None: all.
         batch_size: number of rows of a step.
         precision: number format of the networks.
         schedule_steps: steps after which the learning rate's schedule ends; None: constant rate.
@@ -104,16 +104,18 @@ class Training:
     key: str
     epochs: int
     learning_rate: float
-    seeds: int
-    rows: int | None = None
+    seed_count: int
+    row_limit: int | None = None
     batch_size: int = 128
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     schedule_steps: int | None = None
 
 
-_PAPER_TRAINING = Training(key="paper", epochs=300, learning_rate=1e-3, seeds=5)
+_PAPER_TRAINING = Training(key="paper", epochs=300, learning_rate=1e-3, seed_count=5)
 # Above 1e-2 lambda 10 throws the encoder off within some steps: all representations become equal.
-PROXY_TRAINING = Training(key="proxy", epochs=13, learning_rate=1e-2, seeds=3, rows=10_000)
+PROXY_TRAINING = Training(
+    key="proxy", epochs=13, learning_rate=1e-2, seed_count=3, row_limit=10_000
+)
 
 
 def make_run_config(
@@ -149,7 +151,7 @@ def make_run_config(
             "dataset": dataset,
             "views": int(views),
             "active_view": int(active_view),
-            "limit": training.rows,
+            "limit": training.row_limit,
             "labelled": labelled_count,
         },
         "train": {
@@ -177,7 +179,7 @@ def get_paper_result(dataset: str, views_setting: str, column: str) -> PaperValu
         dataset, views_setting
     ]  # mean and standard deviation of each column in turn
     index = 2 * list(METHOD_AND_INFERENCE_BY_COLUMN).index(column)
-    return PaperValue(mean=figures[index], sd=figures[index + 1])
+    return PaperValue(mean=figures[index], standard_deviation=figures[index + 1])
 
 
 def _make_cell_rows(
@@ -207,10 +209,12 @@ def _make_cell_rows(
         column: TableRow(
             cells={"data": title, "views": views_setting, "method": column},
             job=jobs[method],
-            figure=inference,
-            panels=(f"{title} {views_setting}",),
-            series=column,
-            paper=None if labelled_count else get_paper_result(dataset, views_setting, column),
+            value_name=inference,
+            panel_titles=(f"{title} {views_setting}",),
+            curve_name=column,
+            paper_value=None
+            if labelled_count
+            else get_paper_result(dataset, views_setting, column),
         )
         for column, (method, inference) in METHOD_AND_INFERENCE_BY_COLUMN.items()
         if method in jobs
@@ -225,8 +229,10 @@ def _make_cell_rows(
                 "views": views_setting,
                 "method": f"{column} minus {SINGLE_VIEW_TITLE}",
             },
-            paper=None if labelled_count else PaperValue(mean=paper_help_mean - paper_local_mean),
-            combines=((1.0, table_rows[column]), (-1.0, table_rows[SINGLE_VIEW_TITLE])),
+            paper_value=None
+            if labelled_count
+            else PaperValue(mean=paper_help_mean - paper_local_mean),
+            weighted_rows=((1.0, table_rows[column]), (-1.0, table_rows[SINGLE_VIEW_TITLE])),
         )
 
 
@@ -237,20 +243,24 @@ def _make_table2(is_full: bool) -> TableExtent:
     training = _PAPER_TRAINING if is_full else PROXY_TRAINING
     cells = tuple(PAPER_FIGURES) if is_full else _QUICK_CELLS
     table_rows = [table_row for cell in cells for table_row in _make_cell_rows(*cell, training)]
-    return TableExtent(table_rows, training.seeds)
+    return TableExtent(table_rows, training.seed_count)
 
 
 def _make_few_labels_table(is_full: bool) -> TableExtent:
     """Return the table for 500 labels, with the paper's training if `is_full`, else with a shorter
     one.
     """
-    training = _PAPER_TRAINING if is_full else replace(PROXY_TRAINING, seeds=_PAPER_TRAINING.seeds)
+    training = (
+        _PAPER_TRAINING
+        if is_full
+        else replace(PROXY_TRAINING, seed_count=_PAPER_TRAINING.seed_count)
+    )
     table_rows = [
         table_row
         for cell in _FEW_LABELS_CELLS
         for table_row in _make_cell_rows(*cell, training, _FEW_LABELLED_ROWS)
     ]
-    return TableExtent(table_rows, training.seeds)
+    return TableExtent(table_rows, training.seed_count)
 
 
 def _make_lambda_table(is_full: bool) -> TableExtent:
@@ -279,14 +289,16 @@ def _make_lambda_table(is_full: bool) -> TableExtent:
                     "lambda": f"{weight:g}",
                 },
                 job=job,
-                figure=inference,
-                paper=None if weight else get_paper_result(dataset, _TWO_VIEWS, SINGLE_VIEW_TITLE),
-                panels=(f"{TITLE_BY_DATASET[dataset]} {_TWO_VIEWS}",),
-                series=column,
-                at=float(position),
+                value_name=inference,
+                paper_value=None
+                if weight
+                else get_paper_result(dataset, _TWO_VIEWS, SINGLE_VIEW_TITLE),
+                panel_titles=(f"{TITLE_BY_DATASET[dataset]} {_TWO_VIEWS}",),
+                curve_name=column,
+                axis_position=float(position),
             )
         )
-    return TableExtent(table_rows, training.seeds)
+    return TableExtent(table_rows, training.seed_count)
 
 
 _make_paper_table = partial(PaperTable, unit="test accuracy, per cent")
@@ -295,34 +307,36 @@ TABLES: tuple[PaperTable, ...] = (
         name="apfed-table2",
         source="APFed, Table 2",
         hours=243.0,
-        size=_make_table2,
+        make_extent=_make_table2,
         title="Accuracy of APFed, TVFL without its passives, and the active alone",
-        reading=f"Lambda 10, on CIFAR-10 1 (section 5.3). {_READING}",
-        leaves_out=f"CIFAR-10 and CIFAR-100, {_SEEDS_OMISSION}, {_PROXY_OMISSION}",
+        reading_guide=f"Lambda 10, on CIFAR-10 1 (section 5.3). {_READING}",
+        omission=f"CIFAR-10 and CIFAR-100, {_SEEDS_OMISSION}, {_PROXY_OMISSION}",
     ),
     _make_paper_table(
         name="apfed-lambda",
         source="APFed, Figures 3 and 4",
         hours=54.0,
-        size=_make_lambda_table,
+        make_extent=_make_lambda_table,
         title="Accuracy of APFed by lambda",
-        axis="lambda",
-        reading="The paper draws the figures without numbers; at lambda 0 stands SingleVL of its "
+        axis_title="lambda",
+        reading_guide="The paper draws the figures without numbers; at lambda 0 stands SingleVL "
+        "of its "
         f"Table 2. {_READING}",
-        leaves_out=f"CIFAR-10, {_SEEDS_OMISSION}, {_PROXY_OMISSION}; Fashion-MNIST, which the "
+        omission=f"CIFAR-10, {_SEEDS_OMISSION}, {_PROXY_OMISSION}; Fashion-MNIST, which the "
         "figures lack, "
         "stands for it",
-        ticks={float(place): f"{weight:g}" for place, weight in enumerate(_LAMBDAS)},
+        label_by_position={float(place): f"{weight:g}" for place, weight in enumerate(_LAMBDAS)},
     ),
     _make_paper_table(
         name="apfed-few-labels",
         source="APFed, Table 2, as the paper does not ask it",
         title="Accuracy of APFed and of the active alone where 500 rows have a label",
-        reading="500 of the active's rows have a label; APFed learns from all, since its passives' "
+        reading_guide="500 of the active's rows have a label; APFed learns from all, since its "
+        "passives' "
         "losses need none, and SingleVL takes as many steps over the same rows. Lambda 10. "
         f"{_READING}",
-        leaves_out=_PROXY_OMISSION,
+        omission=_PROXY_OMISSION,
         hours=60.0,
-        size=_make_few_labels_table,
+        make_extent=_make_few_labels_table,
     ),
 )

@@ -60,12 +60,12 @@ class TrainedMethod:
     Attributes:
         title: title of the method.
         name: name of the method in settings.
-        reads_own_view: whether the passives hold the active's columns, as in the control.
+        has_active_view: whether the passives hold the active's columns, as in the control.
     """
 
     title: str
     name: str
-    reads_own_view: bool = False
+    has_active_view: bool = False
 
     @property
     def has_help(self) -> bool:
@@ -77,7 +77,7 @@ _SINGLE_VIEW = TrainedMethod(title=SINGLE_VIEW_TITLE, name="single_view")
 _APFED_R = TrainedMethod(title="APFed-R", name="apfed_r")
 _APFED_C = TrainedMethod(title="APFed-C", name="apfed_c")
 ACTIVE_DECODER_CONTROL = TrainedMethod(
-    title="active_dec (control)", name="apfed_r", reads_own_view=True
+    title="active_dec (control)", name="apfed_r", has_active_view=True
 )
 _METHODS = (_SINGLE_VIEW, _APFED_R, _APFED_C, ACTIVE_DECODER_CONTROL)
 _COMPARED_PAIRS = (
@@ -94,12 +94,12 @@ class Grid:
 
     Attributes:
         training: training at each point of the grid, except its batch size.
-        weights: values of lambda (weight of the passives' losses), for methods with help.
+        lambdas: values of lambda (weight of the passives' losses), for methods with help.
         batch_sizes: values of the batch size.
     """
 
     training: Training
-    weights: Sequence[float]
+    lambdas: Sequence[float]
     batch_sizes: Sequence[int]
 
 
@@ -107,16 +107,16 @@ _SHORT_TRAINING = Training(
     key="trained",
     epochs=5,
     learning_rate=2.5e-2,
-    seeds=5,
-    rows=_TRAINING_ROW_COUNT + _HELD_OUT_ROW_COUNT,
+    seed_count=5,
+    row_limit=_TRAINING_ROW_COUNT + _HELD_OUT_ROW_COUNT,
     precision="float32",
 )
-_DEFAULT_GRID = Grid(training=_SHORT_TRAINING, weights=(0.4,), batch_sizes=(32,))
+_DEFAULT_GRID = Grid(training=_SHORT_TRAINING, lambdas=(0.4,), batch_sizes=(32,))
 # The authors' release sweeps lambda 0.1, 1 and 10 at 1e-3, and batches of 32 to 1,024, of which
 # those above 128 would take too few steps of 5,000 images.
 _RELEASE_GRID = Grid(
     training=replace(_SHORT_TRAINING, key="trained-longer", epochs=30),
-    weights=(0.004, 0.04, 0.4),
+    lambdas=(0.004, 0.04, 0.4),
     batch_sizes=(32, 128),
 )
 _DATASETS = ("mnist", "fashion_mnist")
@@ -216,13 +216,13 @@ def _make_jobs(dataset: str, method: TrainedMethod, grid: Grid) -> dict[str, Job
 
     A method without help has no lambda.
     """
-    lambdas = grid.weights if method.has_help else (0.0,)
+    lambdas = grid.lambdas if method.has_help else (0.0,)
     job_by_point = {}
     for lambda_weight, batch_size in product(lambdas, grid.batch_sizes):
         step_count = grid.training.epochs * math.ceil(_TRAINING_ROW_COUNT / batch_size)
         training = replace(grid.training, batch_size=batch_size, schedule_steps=step_count)
         config = make_run_config(dataset, _TWO_VIEWS, method.name, lambda_weight, training)
-        control_suffix = "-active-dec" if method.reads_own_view else ""
+        control_suffix = "-active-dec" if method.has_active_view else ""
         point = (
             f"lambda {lambda_weight:g}, batch {batch_size}"
             if lambda_weight
@@ -233,7 +233,7 @@ def _make_jobs(dataset: str, method: TrainedMethod, grid: Grid) -> dict[str, Job
             measure_training,
             config,
             held_out=_HELD_OUT_ROW_COUNT,
-            reads_own_view=method.reads_own_view,
+            reads_own_view=method.has_active_view,
         )
     return job_by_point
 
@@ -248,7 +248,7 @@ def _make_dataset_rows(dataset: str, grid: Grid) -> Iterator[TableRow]:
     for method in _METHODS:
         row_by_point_and_data = {
             (point, rows): TableRow(
-                cells=_make_cells(dataset, method.title, point, rows), job=job, figure=rows
+                cells=_make_cells(dataset, method.title, point, rows), job=job, value_name=rows
             )
             for point, job in _make_jobs(dataset, method, grid).items()
             for rows in (_ON_TEST_ROWS, _ON_HELD_OUT_ROWS, _ON_HELD_OUT_ROWS_HALF_WAY)
@@ -256,22 +256,22 @@ def _make_dataset_rows(dataset: str, grid: Grid) -> Iterator[TableRow]:
         yield from row_by_point_and_data.values()
         best_row_by_method[method] = TableRow(
             cells=_make_cells(dataset, method.title, "best on rows held out"),
-            chooses=[
+            candidate_rows=[
                 table_row
                 for (_, rows), table_row in row_by_point_and_data.items()
                 if rows == _ON_TEST_ROWS
             ],
-            chosen_by=_ON_HELD_OUT_ROWS,
-            paper=None
+            choosing_value_name=_ON_HELD_OUT_ROWS,
+            paper_value=None
             if method is ACTIVE_DECODER_CONTROL
             else get_paper_result(dataset, _TWO_VIEWS, method.title),
-            panels=(f"{TITLE_BY_DATASET[dataset]} {_TWO_VIEWS}",),
-            series=method.title,
+            panel_titles=(f"{TITLE_BY_DATASET[dataset]} {_TWO_VIEWS}",),
+            curve_name=method.title,
         )
     yield from best_row_by_method.values()
     for method, other_method in _COMPARED_PAIRS:
-        paper_value = best_row_by_method[method].paper
-        other_paper_value = best_row_by_method[other_method].paper
+        paper_value = best_row_by_method[method].paper_value
+        other_paper_value = best_row_by_method[other_method].paper_value
         paper_difference = None  # the paper has no control
         if paper_value is not None and other_paper_value is not None:
             paper_difference = PaperValue(mean=paper_value.mean - other_paper_value.mean)
@@ -279,8 +279,11 @@ def _make_dataset_rows(dataset: str, grid: Grid) -> Iterator[TableRow]:
             cells=_make_cells(
                 dataset, f"{method.title} minus {other_method.title}", "paired by seed"
             ),
-            combines=((1.0, best_row_by_method[method]), (-1.0, best_row_by_method[other_method])),
-            paper=paper_difference,
+            weighted_rows=(
+                (1.0, best_row_by_method[method]),
+                (-1.0, best_row_by_method[other_method]),
+            ),
+            paper_value=paper_difference,
         )
 
 
@@ -290,7 +293,7 @@ def _make_table_extent(is_full: bool) -> TableExtent:
     table_rows = [
         table_row for dataset in _DATASETS for table_row in _make_dataset_rows(dataset, grid)
     ]
-    return TableExtent(table_rows, grid.training.seeds)
+    return TableExtent(table_rows, grid.training.seed_count)
 
 
 TABLES: tuple[PaperTable, ...] = (
@@ -299,15 +302,16 @@ TABLES: tuple[PaperTable, ...] = (
         source="APFed, Table 2, setting 2-1, with the control active_dec of its release",
         title="What help adds to a trained model: the passive's view, or the active's own",
         unit="test accuracy, per cent",
-        reading="5,000 images for 5 epochs (--full: 30) at a learning rate that a cosine lowers "
+        reading_guide="5,000 images for 5 epochs (--full: 30) at a learning rate that a cosine "
+        "lowers "
         "from 2.5e-2 to 0, float32 networks of the authors' release; lambda times the first rate "
         "is the paper's product (lambda 10 at 1e-3). The point of a method's grid is chosen for "
         "each seed on 1,000 training images held out, for all methods alike. active_dec: APFed-R "
         "whose passive holds the active's own view; it is a control, and no method. Differences "
         "are paired by seed.",
-        leaves_out="25 of 30 epochs, lambda 0.04 and 0.004 (the paper's 1 and 0.1 by the product), "
+        omission="25 of 30 epochs, lambda 0.04 and 0.004 (the paper's 1 and 0.1 by the product), "
         "and batches of 128",
         hours=16.0,
-        size=_make_table_extent,
+        make_extent=_make_table_extent,
     ),
 )

@@ -92,16 +92,20 @@ class TermWeights:
 
     Attributes:
         beta: weight of the sparsity of the model's weights.
-        pull: zeta and eta of the paper: weight of the distances to the common pseudo-labels and to
-            the labels.
+        distance_weight: zeta and eta of the paper: weight of the distances to the common
+            pseudo-labels and to the labels.
     """
 
     beta: float
-    pull: float = 0.0
+    distance_weight: float = 0.0
 
 
-_FEDMV_CANDIDATES = tuple(TermWeights(beta=beta, pull=_FEDMV_DISTANCE_WEIGHT) for beta in _BETAS)
-_MMVFL_CANDIDATES = tuple(TermWeights(beta=beta, pull=_MMVFL_DISTANCE_WEIGHT) for beta in _BETAS)
+_FEDMV_CANDIDATES = tuple(
+    TermWeights(beta=beta, distance_weight=_FEDMV_DISTANCE_WEIGHT) for beta in _BETAS
+)
+_MMVFL_CANDIDATES = tuple(
+    TermWeights(beta=beta, distance_weight=_MMVFL_DISTANCE_WEIGHT) for beta in _BETAS
+)
 _SUPERVISED_CANDIDATES = tuple(TermWeights(beta=beta) for beta in _BETAS)
 
 FitFunction: TypeAlias = Callable[
@@ -143,7 +147,7 @@ def make_view_model(x_NF: Floats, term_weights: TermWeights, rng: np.random.Gene
         _CLASS_COUNT,
         rng,
         beta=term_weights.beta,
-        zeta=term_weights.pull,
+        zeta=term_weights.distance_weight,
         tolerance=_TOLERANCE,
         max_rounds=_MAX_REWEIGHTINGS,
     )
@@ -171,7 +175,7 @@ def fit_vertical(
     # The term that draws pseudo-labels to the labels.
     label_term = LabelTerm(
         numerals.encode_labels(rows),
-        np.full((len(rows), 1), term_weights.pull),
+        np.full((len(rows), 1), term_weights.distance_weight),
         acts_on_own=is_label_holder_only,
     )
     common_NC = draw_orthonormal(len(rows), _CLASS_COUNT, rng)
@@ -221,7 +225,7 @@ def make_client(
     """
     models = [make_view_model(x_NF, term_weights, rng) for x_NF in views]
     # The term that draws the common pseudo-labels to the labels.
-    label_term = LabelTerm(truth_NC, np.full((len(truth_NC), 1), term_weights.pull))
+    label_term = LabelTerm(truth_NC, np.full((len(truth_NC), 1), term_weights.distance_weight))
     return LinearViews(models, label_term, tolerance=1e-4, rounds=_INNER_ROUNDS)
 
 
@@ -535,7 +539,7 @@ def fit_v_fedmv(
     models = [make_view_model(states_NF[rows], term_weights, rng) for states_NF in states]
     truth_NC = np.eye(_CLASS_COUNT)[sequences.labels_N[rows]]
     # The term that draws pseudo-labels to the labels.
-    label_term = LabelTerm(truth_NC, np.full((len(rows), 1), term_weights.pull))
+    label_term = LabelTerm(truth_NC, np.full((len(rows), 1), term_weights.distance_weight))
     common_NC = draw_orthonormal(len(rows), _CLASS_COUNT, rng)
     positions = np.arange(len(rows))
     for step in range(_EPOCHS + _VERTICAL_ITERATIONS):
@@ -591,7 +595,7 @@ def _measure_rows(
     `sequences`: views and training of the GRUs. `rows`: numbers of the training rows, without
     `held_out_rows`.
     """
-    term_weights = TermWeights(beta=0.1, pull=_FEDMV_DISTANCE_WEIGHT)
+    term_weights = TermWeights(beta=0.1, distance_weight=_FEDMV_DISTANCE_WEIGHT)
     names_and_models = chain(
         [("V-FedMV", [fit_v_fedmv(sequences, rows, term_weights)])],
         _fit_central_models(sequences, rows, term_weights),
@@ -712,9 +716,9 @@ def _make_table_row(
     return TableRow(
         cells={"setting": setting, "method": method, "views": views},
         job=job,
-        figure=value_name,
-        panels=(panel,),
-        series=f"{method}, {views}",
+        value_name=value_name,
+        panel_titles=(panel,),
+        curve_name=f"{method}, {views}",
     )
 
 
@@ -723,9 +727,9 @@ def _average_rows(table_rows: Sequence[TableRow], method: str, views: str) -> Ta
     first_row = table_rows[0]
     return TableRow(
         cells={**first_row.cells, "method": method, "views": views},
-        combines=[(1 / len(table_rows), table_row) for table_row in table_rows],
-        panels=first_row.panels,
-        series=f"{method}, {views}",
+        weighted_rows=[(1 / len(table_rows), table_row) for table_row in table_rows],
+        panel_titles=first_row.panel_titles,
+        curve_name=f"{method}, {views}",
     )
 
 
@@ -827,29 +831,29 @@ TABLES: tuple[PaperTable, ...] = (
         source="FedMV, Tables 1 and 2, on other rows",
         title="FedMV and MMVFL on five views of handwritten numerals",
         unit="accuracy, %",
-        form=".1f",
-        reading=_READING
+        number_format=".1f",
+        reading_guide=_READING
         + "All 1,600 others have labels; people apart: 400 at each of four clients. For every line "
         "by itself beta is the one of 0.1, 1 and 4 that predicts a fifth of the training rows "
         "best when the others train; then all train. zeta = eta = 8, of MMVFL its paper's 1,000: "
         "ten iterations, or five rounds.",
-        leaves_out="two of five seeds",
+        omission="two of five seeds",
         hours=0.3,
-        size=_make_views_table,
+        make_extent=_make_views_table,
     ),
     PaperTable(
         name="fedmv-sequences",
         source="FedMV, Table 3, on other rows",
         title="FedMV on handwritten numerals as five sequences",
         unit="accuracy, %",
-        form=".1f",
-        reading=_READING
+        number_format=".1f",
+        reading_guide=_READING
         + "pix are 16 rows of 15 pixels; the numbers of the other views are cut into steps, which "
         "are no sequence by nature. 1,280 rows train, and 320 choose for every line by itself the "
         "learning rate (0.001 or 0.005). GRUs of 12 numbers a direction, 10 epochs, dropout 0.1, "
         "beta 0.1, zeta = eta = 8.",
-        leaves_out="two of five seeds",
+        omission="two of five seeds",
         hours=0.2,
-        size=_make_sequences_table,
+        make_extent=_make_sequences_table,
     ),
 )

@@ -250,10 +250,10 @@ def _make_curves(is_full: bool) -> TableExtent:
                 "features %": str(share),
             },
             job=_JOB,
-            figure=f"{value_prefix} {participant} {share}",
-            panels=(f"Participant {participant} ({view})",),
-            series=method,
-            at=share,
+            value_name=f"{value_prefix} {participant} {share}",
+            panel_titles=(f"Participant {participant} ({view})",),
+            curve_name=method,
+            axis_position=share,
         )
         for participant, view in enumerate(_VIEWS, 1)
         for method, value_prefix in (
@@ -280,10 +280,10 @@ def _make_differences(is_full: bool) -> TableExtent:
                 "iterations": str(iteration_limit),
             },
             job=_JOB,
-            figure=f"apart {iteration_limit} {participant.partition(' ')[0]}",
-            paper=PaperValue(mean=mean),
-            panels=(f"MMVFL minus {supervised_method}",),
-            series=f"{participant}, {iteration_limit} iterations",
+            value_name=f"apart {iteration_limit} {participant.partition(' ')[0]}",
+            paper_value=PaperValue(mean=mean),
+            panel_titles=(f"MMVFL minus {supervised_method}",),
+            curve_name=f"{participant}, {iteration_limit} iterations",
         )
         for supervised_method, paper_means in _PAPER_DIFFERENCES.items()
         for participant, mean in zip(participants, paper_means, strict=True)
@@ -293,24 +293,26 @@ def _make_differences(is_full: bool) -> TableExtent:
 
 
 _make_paper_table = partial(
-    PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SEED_CORRELATION
+    PaperTable, reading_guide=_READING, omission="", hours=0.02, seed_correlation=_SEED_CORRELATION
 )
 TABLES: tuple[PaperTable, ...] = (
     _make_paper_table(
         name="mmvfl-handwritten",
         source="MMVFL, Figure 3",
         unit="accuracy, %",
-        form=".1f",
+        number_format=".1f",
         title="MMVFL on Handwritten: accuracy by the share of features that are kept",
-        size=_make_curves,
-        axis="features kept, %",
-        ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _FEATURE_SHARES},
+        make_extent=_make_curves,
+        axis_title="features kept, %",
+        label_by_position={
+            share: "" if 2 < share < 20 else f"{share:g}" for share in _FEATURE_SHARES
+        },
     ),
     _make_paper_table(
         name="mmvfl-differences",
         source="MMVFL, Table 2, Handwritten",
         unit="points of accuracy",
         title="MMVFL minus models that saw the labels, averaged over the shares of features",
-        size=_make_differences,
+        make_extent=_make_differences,
     ),
 )

@@ -70,7 +70,7 @@ class PaperValue:
     """A value as the paper prints it: mean and, where it prints one, standard deviation."""
 
     mean: float
-    sd: float | None = None
+    standard_deviation: float | None = None
 
 
 class _MeasuredFigures(BaseModel):
@@ -155,28 +155,29 @@ class TableRow:
 
     Attributes:
         cells: text by column; all rows have the same columns, and no two rows the same texts.
-        job, figure: job that measures the value, and the value's name among the job's results.
-        combines: pairs of a weight and a row, for a row without a job: the value is the weighted
-            sum for every seed that all of them have, a mean or a difference paired by seed.
-        chooses, chosen_by: candidate rows, for a row with neither of these: the value is that of
-            the candidate whose job reports the highest `chosen_by` (a value on held-out rows) for
-            the seed; ties go to the first.
-        paper: what the paper prints; None: nothing, or nothing legible.
-        panels: titles of the panels of the picture in which the row is drawn.
-        at: position on the panels' horizontal axis; None: the row is drawn as a dot.
-        series: name of the row's curve, or of its dot; "": it is not drawn.
+        job, value_name: job that measures the value, and the value's name among the job's results.
+        weighted_rows: pairs of a weight and a row, for a row without a job: the value is the
+            weighted sum for every seed that all of them have, a mean or a difference paired by
+            seed.
+        candidate_rows, choosing_value_name: candidate rows, for a row with neither of these: the
+            value is that of the candidate whose job reports the highest `choosing_value_name` (a
+            value on held-out rows) for the seed; ties go to the first.
+        paper_value: what the paper prints; None: nothing, or nothing legible.
+        panel_titles: titles of the panels of the picture in which the row is drawn.
+        axis_position: position on the panels' horizontal axis; None: the row is drawn as a dot.
+        curve_name: name of the row's curve, or of its dot; "": it is not drawn.
     """
 
     cells: Mapping[str, str]
     job: Job | None = None
-    figure: str = ""
-    combines: Sequence[tuple[float, "TableRow"]] = ()
-    chooses: Sequence["TableRow"] = ()
-    chosen_by: str = ""
-    paper: PaperValue | None = None
-    panels: tuple[str, ...] = ("",)
-    series: str = ""
-    at: float | None = None
+    value_name: str = ""
+    weighted_rows: Sequence[tuple[float, "TableRow"]] = ()
+    candidate_rows: Sequence["TableRow"] = ()
+    choosing_value_name: str = ""
+    paper_value: PaperValue | None = None
+    panel_titles: tuple[str, ...] = ("",)
+    curve_name: str = ""
+    axis_position: float | None = None
 
     def compute_values(
         self, values_by_job_and_seed: Mapping[tuple[str, int], MeasuredValues]
@@ -188,15 +189,15 @@ class TableRow:
         if self.job is not None:
             label = self.job.label
             return {
-                seed: figures[self.figure]
+                seed: figures[self.value_name]
                 for (job, seed), figures in values_by_job_and_seed.items()
                 if job == label
             }
-        if self.chooses:
+        if self.candidate_rows:
             return self._choose_values(values_by_job_and_seed)
         weighted_values = [
             (weight, table_row.compute_values(values_by_job_and_seed))
-            for weight, table_row in self.combines
+            for weight, table_row in self.weighted_rows
         ]
         common_seeds = set.intersection(*(set(values) for _, values in weighted_values))
         return {
@@ -213,11 +214,13 @@ class TableRow:
         """
         # Of each candidate: its values, and its values on held-out rows, by seed.
         candidate_values = [
-            table_row.compute_values(values_by_job_and_seed) for table_row in self.chooses
+            table_row.compute_values(values_by_job_and_seed) for table_row in self.candidate_rows
         ]
         held_out_values = [
-            replace(table_row, figure=self.chosen_by).compute_values(values_by_job_and_seed)
-            for table_row in self.chooses
+            replace(table_row, value_name=self.choosing_value_name).compute_values(
+                values_by_job_and_seed
+            )
+            for table_row in self.candidate_rows
         ]
         candidates = range(len(candidate_values))
         value_by_seed = {}
@@ -229,7 +232,7 @@ class TableRow:
     @property
     def is_difference(self) -> bool:
         """Return whether the value may be negative, as a difference of two rows."""
-        return any(weight < 0 for weight, _ in self.combines)
+        return any(weight < 0 for weight, _ in self.weighted_rows)
 
 
 def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> MeasuredValues:
@@ -254,11 +257,11 @@ class TableExtent:
 
     Attributes:
         rows: rows of the table.
-        seeds: number of seeds with which every job is measured.
+        seed_count: number of seeds with which every job is measured.
     """
 
     rows: Sequence[TableRow]
-    seeds: int
+    seed_count: int
 
     @property
     def jobs(self) -> list[Job]:
@@ -274,15 +277,16 @@ class PaperTable:
     Attributes:
         source: the paper and the number of its table or figure.
         unit: unit of the values; intervals of values in per cent end at 100.
-        reading: how the table is measured here, and how that differs from the paper.
-        leaves_out: what the default part lacks of the full table; empty: nothing.
+        reading_guide: how the table is measured here, and how that differs from the paper.
+        omission: what the default part lacks of the full table; empty: nothing.
         hours: approximate time of the full table on two cores.
-        size: function that returns the rows to measure and the number of seeds; its argument is
-            True for the full table, False for the default part.
-        axis: title of the axis of `TableRow.at`; empty: the picture has a dot for each row.
-        ticks: labels by position on that axis; elsewhere the number is the label.
-        form: format specification of a value.
-        shared: correlation of two seeds' values
+        make_extent: function that returns the rows to measure and the number of seeds; its argument
+            is True for the full table, False for the default part.
+        axis_title: title of the axis of `TableRow.axis_position`; empty: the picture has a dot for
+            each row.
+        label_by_position: labels by position on that axis; elsewhere the number is the label.
+        number_format: format specification of a value.
+        seed_correlation: correlation of two seeds' values
             (`apfed_experiments.summary.estimate_seed_correlation`).
     """
 
@@ -290,14 +294,14 @@ class PaperTable:
     source: str
     title: str
     unit: str
-    reading: str
-    leaves_out: str
+    reading_guide: str
+    omission: str
     hours: float
-    size: Callable[[bool], TableExtent]
-    axis: str = ""
-    ticks: Mapping[float, str] = field(default_factory=dict)
-    form: str = ".2f"
-    shared: float = 0.0
+    make_extent: Callable[[bool], TableExtent]
+    axis_title: str = ""
+    label_by_position: Mapping[float, str] = field(default_factory=dict)
+    number_format: str = ".2f"
+    seed_correlation: float = 0.0
 
 
 def declare_study(
@@ -319,7 +323,7 @@ def declare_study(
 
     Raises ConfigError: the catalogue lacks a data set.
     """
-    extent = table.size(is_full)
+    extent = table.make_extent(is_full)
     name = f"{table.name}-full" if is_full else table.name
     command = f"secure-apfed study table {table.name}{' --full' if is_full else ''}"
     unit = f": {table.unit}" if table.unit else ""
@@ -330,22 +334,22 @@ def declare_study(
         """
         rows = [_make_row(table_row, measurements.values, table) for table_row in extent.rows]
         picture = _draw_table(folder / f"{name}.png", table, rows)
-        measurement_count = extent.seeds * len(extent.jobs)
+        measurement_count = extent.seed_count * len(extent.jobs)
         progress_note = f"{len(measurements.values)} of {measurement_count} jobs are done."
-        notes = [f"{table.source}. {command}{unit}. {table.reading}", progress_note]
-        if table.leaves_out and not is_full:
-            notes.append(f"Left out, and run by --full: {table.leaves_out}.")
+        notes = [f"{table.source}. {command}{unit}. {table.reading_guide}", progress_note]
+        if table.omission and not is_full:
+            notes.append(f"Left out, and run by --full: {table.omission}.")
         return [Part(name=name, table=make_table(table, rows), pictures=[picture], notes=notes)]
 
     return Study(
         title=table.title,
-        reading="",
+        reading_guide="",
         folder=folder,
         measure=partial(
             _measure_jobs, extent, folder / "jobs", max_minutes=max_minutes, clock=clock
         ),
         compare=compare,
-        unit="jobs",
+        unit_name="jobs",
     )
 
 
@@ -370,7 +374,9 @@ def _measure_jobs(
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     deadline = math.inf if max_minutes is None else clock() + 60 * max_minutes
-    job_by_key = {(job.label, seed): job for seed in range(extent.seeds) for job in extent.jobs}
+    job_by_key = {
+        (job.label, seed): job for seed in range(extent.seed_count) for job in extent.jobs
+    }
     path_by_key = {(label, seed): folder / f"{label}-seed{seed}.json" for label, seed in job_by_key}
 
     def list_tasks() -> Iterator[tuple[str, Callable[[], MeasuredValues | Failure]]]:
@@ -399,7 +405,7 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
     `rows`: rows that `_make_row` makes. A value that was not measured is an empty cell; one that
     the paper lacks is "-".
     """
-    number_format = table.form
+    number_format = table.number_format
 
     def format_mean(mean_and_sd: tuple[float, float | None]) -> str:
         """Return a mean, with its standard deviation if it has one."""
@@ -447,15 +453,17 @@ def _make_row(
     values.
     """
     values_by_seed = table_row.compute_values(values_by_job_and_seed)
-    paper_value = table_row.paper
+    paper_value = table_row.paper_value
     values = list(values_by_seed.values())
-    interval = Interval.from_values(values, seed_correlation=table.shared) if values else None
+    interval = (
+        Interval.from_values(values, seed_correlation=table.seed_correlation) if values else None
+    )
     standard_deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     difference = difference_in_deviations = None
     if interval is not None and paper_value is not None:
         difference = interval.mean - paper_value.mean
-        if standard_deviation is not None and paper_value.sd is not None:
-            combined_deviation = math.hypot(standard_deviation, paper_value.sd)
+        if standard_deviation is not None and paper_value.standard_deviation is not None:
+            combined_deviation = math.hypot(standard_deviation, paper_value.standard_deviation)
             difference_in_deviations = (
                 difference / combined_deviation if combined_deviation else None
             )
@@ -476,12 +484,14 @@ def _make_row(
         "low": low,
         "high": high,
         "paper": None if paper_value is None else paper_value.mean,
-        "paper_sd": None if paper_value is None else paper_value.sd,
+        "paper_sd": None if paper_value is None else paper_value.standard_deviation,
         "difference": difference,
         "in_sd": difference_in_deviations,
         "limits": limits,
         "here": None if interval is None else (interval.mean, standard_deviation),
-        "printed": None if paper_value is None else (paper_value.mean, paper_value.sd),
+        "printed": None
+        if paper_value is None
+        else (paper_value.mean, paper_value.standard_deviation),
     }
 
 
@@ -492,19 +502,20 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
     `path`: file that the picture is written to. `rows`: rows that `_make_row` makes; those without
     a series (name of a curve) are not drawn.
     """
-    drawn_rows = [row for row in rows if row["table_row"].series]
-    titles = dict.fromkeys(title for row in drawn_rows for title in row["table_row"].panels)
+    drawn_rows = [row for row in rows if row["table_row"].curve_name]
+    titles = dict.fromkeys(title for row in drawn_rows for title in row["table_row"].panel_titles)
     rows_by_panel = {
-        title: [row for row in drawn_rows if title in row["table_row"].panels] for title in titles
+        title: [row for row in drawn_rows if title in row["table_row"].panel_titles]
+        for title in titles
     }
     vertical_count = math.ceil(
         len(rows_by_panel) / _MAX_PANELS_ACROSS
     )  # number of panels from top to bottom
     horizontal_count = math.ceil(len(rows_by_panel) / vertical_count)
     most_rows = max(map(len, rows_by_panel.values()))
-    panel_height = 3.4 if table.axis else 1.0 + 0.27 * most_rows  # inches
+    panel_height = 3.4 if table.axis_title else 1.0 + 0.27 * most_rows  # inches
     # Curves of one unit share their vertical axis, so that panels can be compared.
-    has_shared_axis = bool(table.axis and table.unit)
+    has_shared_axis = bool(table.axis_title and table.unit)
     with open_figure(
         path, (max(6.5, 4.6 * horizontal_count), 0.7 + panel_height * vertical_count)
     ) as figure:
@@ -515,7 +526,7 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
             axes.remove()
         for axes, (title, panel_rows) in zip(grid.flat, rows_by_panel.items(), strict=False):
             axes.set_title(title)
-            if table.axis:
+            if table.axis_title:
                 _draw_curves(axes, panel_rows, table)
             else:
                 _draw_dots(axes, panel_rows, table)
@@ -575,7 +586,7 @@ def _draw_dots(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
             if interval is not None:
                 bars = interval.compute_error_bars(maximum=_find_largest_value(table))
                 axes.errorbar(interval.mean, offset - height, xerr=bars, capsize=2.5, **style)
-    name_rows(axes, [row["table_row"].series for row in rows])
+    name_rows(axes, [row["table_row"].curve_name for row in rows])
     axes.set_ylim(-len(rows) + 0.4, 0.6)
 
 
@@ -587,8 +598,8 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
     """
     rows_by_curve: dict[str, list[Row]] = {}
     for row in rows:
-        rows_by_curve.setdefault(row["table_row"].series, []).append(row)
-    ticks = sorted({row["table_row"].at for row in rows})
+        rows_by_curve.setdefault(row["table_row"].curve_name, []).append(row)
+    ticks = sorted({row["table_row"].axis_position for row in rows})
     # Curves are shifted to both sides of the tick; an axis with one tick has length 1.
     shift_step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
     for index, (name, rows) in enumerate(rows_by_curve.items()):
@@ -605,7 +616,7 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
             ([_make_paper_interval(row) for row in rows], paper_style),
         ):
             points = [
-                (row["table_row"].at + shift, interval)
+                (row["table_row"].axis_position + shift, interval)
                 for row, interval in zip(rows, intervals, strict=True)
                 if interval is not None
             ]
@@ -621,8 +632,8 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
                     maximum=highest,
                     **style,
                 )
-    axes.set(xlabel=table.axis, ylabel=table.unit)
-    axes.set_xticks(ticks, [table.ticks.get(tick, f"{tick:g}") for tick in ticks])
+    axes.set(xlabel=table.axis_title, ylabel=table.unit)
+    axes.set_xticks(ticks, [table.label_by_position.get(tick, f"{tick:g}") for tick in ticks])
     means = [row["interval"].mean for row in rows if row["interval"] is not None]
     low, high = axes.get_ylim()
     if low < 0 <= min(means, default=-1.0):
