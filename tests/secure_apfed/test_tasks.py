@@ -422,7 +422,7 @@ def test_files_written_in_blocks_are_those_written_at_once(
 ) -> None:
     whole = predict_file(trained / "run", trained / "active.csv")
     whole.write_file(tmp_path / f"whole.{ending}")
-    monkeypatch.setattr(load_blocks, "__kwdefaults__", {"id_columns": (), "rows": 50})
+    monkeypatch.setattr(load_blocks, "__kwdefaults__", {"id_columns": (), "block_row_count": 50})
     compared = predict_into(trained / "run", trained / "active.csv", tmp_path / f"parts.{ending}")
     parts, once = (tmp_path / f"{name}.{ending}" for name in ("parts", "whole"))
     if ending == "parquet":
@@ -483,7 +483,7 @@ def test_predict_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_memory_does_not_grow_with_the_rows(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_blocks, "__kwdefaults__", {"id_columns": (), "rows": 500})
+    monkeypatch.setattr(load_blocks, "__kwdefaults__", {"id_columns": (), "block_row_count": 500})
     row = pd.read_csv(trained / "active.csv").iloc[:1]
     peaks = []
     for rows in (2_500, 10_000):
