@@ -655,9 +655,8 @@ def _compare_run_classifiers(
         _, code_by_party = split_user_functions(config, data.table.name, ())
         networks = UserFunctions.from_settings(code_by_party[data.table.name]).copy_networks()
         task = replace(task, family=networks)
-        if (
-            networks is None
-        ):  # the network was passed as an object, so no untrained copy can be made
+        # A network that was passed as an object has no untrained copy.
+        if networks is None:
             del baseline_by_name["network"]
     return compare_baselines(
         task, test_BF, labels_B.numpy(), baseline_by_name, predictions_by_name=predictions_by_name
@@ -988,17 +987,15 @@ def measure_gain(
         return _compute_gain_without_scores(config, outcome, baselines)
     # Either may have predicted fewer rows than the other: the baseline a sample of the test rows,
     # the model the rows that all parties know. Both are reduced to the common rows.
-    if baseline_positions is not None and len(baseline_positions) == len(
-        baseline_predictions.truth
-    ) < len(model_predictions.truth):
+    baseline_rows = len(baseline_predictions.truth)
+    model_rows = len(model_predictions.truth)
+    if baseline_positions is not None and len(baseline_positions) == baseline_rows < model_rows:
         model_predictions = model_predictions.select_rows(baseline_positions.numpy())
-    is_tested = load_tested_rows(folder)
-    if is_tested is not None and len(is_tested) == len(baseline_predictions.truth) > len(
-        model_predictions.truth
-    ):
-        baseline_predictions = baseline_predictions.select_rows(
-            is_tested.nonzero().flatten().numpy()
-        )
+        model_rows = baseline_rows
+    is_tested = load_tested_rows(folder)  # by the model, for each row that the active tests
+    if is_tested is not None and len(is_tested) == baseline_rows > model_rows:
+        model_positions = is_tested.nonzero().flatten()
+        baseline_predictions = baseline_predictions.select_rows(model_positions.numpy())
     gain = estimate_gain(model_predictions, baseline_predictions, measure)
     if gain is None:
         return None
@@ -1079,15 +1076,15 @@ def make_fit_store(folder: Path) -> FitStore:
     after a change of a baseline's code, begin a study in another folder. Two processes that need
     the same fit at once both compute it, with the same result.
     """
+    return partial(_load_or_fit, folder)
 
-    def load_or_fit(name: str, make: Callable[[], bytes]) -> bytes:
-        """Return the stored fit of this name, or make and store it."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = own_subfolder(folder / "fits") / name
-        if path.is_file():
-            return load_with_checksum(path)
-        content = make()
-        write_with_checksum(path, content)
-        return content
 
-    return load_or_fit
+def _load_or_fit(folder: Path, name: str, fit_model: Callable[[], bytes]) -> bytes:
+    """Return the stored fit of this name from a study's folder, or fit the model and store it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = own_subfolder(folder / "fits") / name
+    if path.is_file():
+        return load_with_checksum(path)
+    content = fit_model()
+    write_with_checksum(path, content)
+    return content

@@ -222,7 +222,7 @@ def make_plain_table(rows: Sequence[Row], title: str = "") -> Table:
         """Return an epsilon, or its interval over the seeds, as text."""
         if isinstance(value, Interval) and value.low == value.high:
             value = value.mean  # the same in every seed
-        return spell_epsilon(value) if isinstance(value, float) else format_value(value)
+        return format_epsilon(value) if isinstance(value, float) else format_value(value)
 
     names = dict.fromkeys(name for row in rows for name in row)
     formatter_by_name = dict.fromkeys(names, format_value)

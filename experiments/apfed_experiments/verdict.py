@@ -115,13 +115,14 @@ def _name_protection(config: RunSettings, guarantee: Promise) -> str:
     reading it.
     """
     passive_owner = guarantee.party or "each passive"
-    owner, reader = {
+    owner_and_reader_by_epsilon = {
         "epsilon_x": ("the active", "the passives"),
         "epsilon_v": (passive_owner, "the active"),
         "epsilon_c": (passive_owner, "whoever reads the sum"),
         "epsilon_y": ("the active", "the passives"),
         "epsilon_model": ("the active", "whoever has the model"),
-    }[guarantee.figure]
+    }
+    owner, reader = owner_and_reader_by_epsilon[guarantee.figure]
     if guarantee.figure == "epsilon_x" and config.method.representation_sender == "passives":
         owner = "each passive"
         reader = "the active"

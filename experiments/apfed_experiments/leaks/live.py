@@ -384,8 +384,8 @@ def list_chosen_rows() -> Iterator[MeasuredRow]:
     """Yield the table's rows of attack A6: the active chooses representations that reveal the sum
     of the passives' representations z, up to its mean.
 
-    Sent rows differ by noise of the size `spread`, or the share `decoys` of them is honest, as
-    rules against equal rows demand.
+    Rules refuse batches of equal rows. The active therefore sends rows at a distance `spread` of
+    each other, relative to their norm, or honest rows among them, a share `decoys` of all.
     """
     variants: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
         # title of the rules, rules, people whose z is read, how sent rows differ

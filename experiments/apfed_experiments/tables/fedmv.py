@@ -625,7 +625,7 @@ def _fit_central_models(
     """
     all_views = tuple(range(len(_VIEWS)))
     central_grus = sequences.make_grus("central", all_views, rows, sequences.training)
-    central_grus.train(0)
+    central_grus.train(step=0)
     states = sequences.compute_states(central_grus, all_views)
     weights = fit_horizontal(states, all_views, rows, term_weights, sequences.seed)
     yield "central", [(states, weights)]
@@ -682,7 +682,7 @@ def _fit_local_grus(
         local_grus = sequences.make_grus(
             f"client {client}", all_views, own_rows, sequences.training
         )
-        local_grus.train(0)
+        local_grus.train(step=0)
         states = sequences.compute_states(local_grus, all_views)
         local_states.append(states)
         rng = np.random.default_rng([sequences.seed, client])
