@@ -173,7 +173,7 @@ def _short_runs(request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]
         }
         short |= dict(zip(_TEACHERS, taught, strict=True))
         short |= dict.fromkeys(_MIXMATCH, _FEW_STEPS)
-        short["secure_apfed.methods.pupils.TEACHERS"] = tuple(few)
+        short["secure_apfed.methods.sum_students.TEACHERS"] = tuple(few)
     whole = {place: pkgutil.resolve_name(place) for place in short}
     with pytest.MonkeyPatch.context() as patch:
         for place, value in short.items():

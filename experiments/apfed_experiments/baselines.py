@@ -1051,7 +1051,7 @@ def train_without_votes(config: Config, data: VerticalData) -> Student:
     votes = VoteSettings.from_run_settings(config)
     prior = find_prior(votes.prior, votes.labeller)
     targets = student.weigh_votes(None, prior, seed=config.seed)  # None: there are no votes
-    student.fit_to_labels(targets.likely)
+    student.fit_to_labels(targets.likely_UK)
     student.train_by_descent()
     return student
 

@@ -176,7 +176,7 @@ async def align_as_passive(party: PartyContext, links: Links, session: str) -> T
         party.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
     )
     row_bytes = party.data.table.features[:1].nbytes
-    return place_rows(message, rows_P, maximum=settings.maximum_ids, row_bytes=row_bytes)
+    return place_rows(message, rows_P, max_positions=settings.maximum_ids, row_bytes=row_bytes)
 
 
 def describe_people(party: PartyContext, rows_U: Tensor) -> CommonPeople:
@@ -322,7 +322,9 @@ async def _run_aligner(
     return torch.from_numpy(aligner.rows.copy())
 
 
-def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: int = 0) -> Tensor:
+def place_rows(
+    envelope: Envelope, rows_P: Tensor, *, max_positions: int, row_bytes: int = 0
+) -> Tensor:
     """Return the passive's own row at each of the U positions, -1 where it has no such person.
 
     It parses and checks the positions that the active sent.
@@ -341,11 +343,11 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, maximum: int, row_bytes: i
     positions_P = tensors["positions"]
     total = meta.get("total")
     # A peer's number decides how much memory is allocated, so it is bounded first.
-    maximum = min(maximum, MAX_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
-    if type(total) is not int or not len(rows_P) <= total <= maximum:
+    max_positions = min(max_positions, MAX_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
+    if type(total) is not int or not len(rows_P) <= total <= max_positions:
         raise RemoteProtocolError(
             f"{envelope.sender} announces {total} positions for {len(rows_P)} common people; "
-            f"expected a number from there to {maximum}"
+            f"expected a number from there to {max_positions}"
         )
     are_distinct = len(torch.unique(positions_P)) == len(positions_P)
     are_in_range = bool(((positions_P >= 0) & (positions_P < total)).all())

@@ -94,14 +94,14 @@ class ApfedActive(SumLearner, SingleViewActive):
         min_norm: the smallest L2 norm of a row's representation that every passive accepts.
     """
 
-    def __init__(self, parts: ActiveParts, sum_end: ActiveSum) -> None:
+    def __init__(self, parts: ActiveParts, active_sum: ActiveSum) -> None:
         """Make the active's role in APFed; find the alignment position of each row of its table.
 
-        `parts`: the active's inputs, networks and privacy ledgers. `sum_end`: the active's side of
-        the secure sum, which sends requests and decodes sums.
+        `parts`: the active's inputs, networks and privacy ledgers. `active_sum`: the active's side
+        of the secure sum, which sends requests and decodes sums.
         """
         super().__init__(parts)
-        self.read_from(sum_end)
+        self.use_active_sum(active_sum)
         bounds = [terms.representation for terms in self.contract.passives.values()]
         self.min_spread = max(bound.minimum_spread for bound in bounds)
         self.min_norm = max(bound.minimum_norm for bound in bounds)
@@ -124,7 +124,7 @@ class ApfedActive(SumLearner, SingleViewActive):
             RemoteProtocolError: the sum answers another request; nothing is updated then.
         """
         # A step without a sum must not leave an earlier one in the record.
-        self.sum.decoded_sum = None
+        self.active_sum.decoded_sum = None
         batch, rows_A = self.forward(step, rows_B)
         # No row is sent: the active trains alone.
         if batch.h_A is None:
@@ -139,9 +139,9 @@ class ApfedActive(SumLearner, SingleViewActive):
         z_A = released.z_B
         if self.warn_if_near_constant(z_A, step=step, spread=released.spread):
             return self.trainer.train_on_batch(batch)
-        self.sum.send_request(links, Kind.REPRESENTATIONS, step, released.payload)
+        self.active_sum.send_request(links, Kind.REPRESENTATIONS, step, released.payload)
         row_size = math.prod(z_A.shape[1:])
-        sum_AD = await self.sum.receive_sum(links, step, rows_A, released.payload, row_size)
+        sum_AD = await self.active_sum.receive_sum(links, step, rows_A, released.payload, row_size)
         return self.train_on_sum(batch, rows_A, z_A, sum_AD)
 
     def forward(self, step: int, rows_B: Tensor) -> tuple[ForwardPass, Tensor]:
@@ -154,13 +154,13 @@ class ApfedActive(SumLearner, SingleViewActive):
         case the two sums would reveal that passive's gradient.
         """
         position_B = self._position_N[rows_B]
-        aligned = (position_B >= 0).nonzero().flatten()
-        help_wanted = len(aligned) >= self.contract.minimum_batch
-        if self.sum.was_answered_without_some(step):
-            help_wanted = False
-            self.sum.steps_without_all += 1
-        batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
-        return batch, position_B[aligned]
+        aligned_index = (position_B >= 0).nonzero().flatten()
+        requests_help = len(aligned_index) >= self.contract.minimum_batch
+        if self.active_sum.was_answered_without_some(step):
+            requests_help = False
+            self.active_sum.incomplete_step_count += 1
+        batch = self.trainer.forward(step, rows_B, aligned_index if requests_help else None)
+        return batch, position_B[aligned_index]
 
     def train_on_sum(
         self, batch: ForwardPass, rows_A: Tensor, z_A: Tensor, sum_AD: Tensor
@@ -177,8 +177,8 @@ class ApfedActive(SumLearner, SingleViewActive):
                 the mean of its loss over the A rows.
         """
         # With `train.labels: after`, local models learn from the stored sums once training is over.
-        if self.ending is not None:
-            self.ending.received.add_sums(rows_A, sum_AD)
+        if self.final_fit is not None:
+            self.final_fit.received_sums.add_sums(rows_A, sum_AD)
         gradient_A = self.trainer.compute.move_batch(sum_AD / len(sum_AD)).reshape(z_A.shape)
         return self.trainer.train_on_gradient(batch, z_A, gradient_A)
 
@@ -193,20 +193,20 @@ class ApfedPassive(SumHelper):
         weight: lambda_p of Eq. 9, the weight of its gradient in the sum.
     """
 
-    asks = (Kind.REPRESENTATIONS,)
+    request_kinds = (Kind.REPRESENTATIONS,)
 
     def __init__(
-        self, sum_end: PassiveSum, trainer: PassiveDescent, *, is_known_N: Tensor | None = None
+        self, passive_sum: PassiveSum, trainer: PassiveDescent, *, is_known_N: Tensor | None = None
     ) -> None:
         """Make a passive's role in APFed.
 
         Args:
-            sum_end: the passive's side of the secure sum, which checks requests and masks
+            passive_sum: the passive's side of the secure sum, which checks requests and masks
                 contributions.
             trainer: the passive's objective on its features, with rows in alignment order.
             is_known_N: whether it knows the person at each of the N positions, bool; None: all.
         """
-        super().__init__(sum_end, {"": trainer})
+        super().__init__(passive_sum, {"": trainer})
         self.trainer = trainer
         terms = self.contract.passives[self.name]
         self.terms = terms.representation
@@ -219,7 +219,7 @@ class ApfedPassive(SumHelper):
 
         This is the passive client of Alg. 1. The received batch is checked first.
         """
-        await self.sum.send_answer(links, *self.compute_contribution(message))
+        await self.passive_sum.send_answer(links, *self.compute_contribution(message))
 
     def compute_contribution(
         self, message: Envelope
@@ -231,18 +231,20 @@ class ApfedPassive(SumHelper):
         breaks a rule of the contract. Nothing is sent then; nothing is computed either, unless the
         batch may repeat one of an earlier session.
         """
-        admitted, z_BD = self.admit_batch(message)
-        gradient_BD = self.compute_gradient(admitted.step, admitted.rows, z_BD).flatten(1)
-        if self.sum.defences:
-            gradient_BD = self.sum.defend_gradient(admitted, gradient_BD)
-        return admitted, gradient_BD.cpu().numpy()
+        admitted_request, z_BD = self.admit_batch(message)
+        gradient_BD = self.compute_gradient(
+            admitted_request.step, admitted_request.rows, z_BD
+        ).flatten(1)
+        if self.passive_sum.defences:
+            gradient_BD = self.passive_sum.defend_gradient(admitted_request, gradient_BD)
+        return admitted_request, gradient_BD.cpu().numpy()
 
     def admit_batch(self, message: Envelope) -> tuple[AdmittedRequest, Tensor]:
         """Return the request, admitted for one answer, and its representations of B rows.
 
         Raises RemoteProtocolError: positions or representations break a rule of the contract.
         """
-        return self.sum.admit_representations(message, aligned=self._position_count)
+        return self.passive_sum.admit_representations(message, position_count=self._position_count)
 
     def compute_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Take one step on the own objective; return the gradient of each row's loss by `z_BD`.
@@ -288,22 +290,22 @@ class Apfed(SumMethod, SingleView):
         return party.bound_representations(shape)
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: the active's bounds, each passive's objective and weight, and the
         parameters of the secure sum.
 
-        `offers`: mapping from party name to the bounds that its `offer_terms` returned; only the
-        active offers any. `session`: name of this session, the same at all parties.
+        `proposed_terms`: mapping from party name to the bounds that its `offer_terms` returned;
+        only the active offers any. `session`: name of this session, the same at all parties.
         """
-        offered = offers[party.active]
-        shape = offered.shape if party.projection_size is None else (party.projection_size,)
+        bounds = proposed_terms[party.active]
+        shape = bounds.shape if party.projection_size is None else (party.projection_size,)
         # Called only for its exception: each party compares the active's offer with its own
         # settings.
-        party.require_terms(party.active, offered, party.bound_representations(shape))
+        party.require_terms(party.active, bounds, party.bound_representations(shape))
         return SessionTerms(
-            passives={name: party.state_passive_terms(name, offered) for name in party.passives},
-            secure_sum=party.describe_sum(session, offered.shape),
+            passives={name: party.state_passive_terms(name, bounds) for name in party.passives},
+            secure_sum=party.describe_sum(session, bounds.shape),
         )
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
@@ -313,8 +315,8 @@ class Apfed(SumMethod, SingleView):
         """
         parts = party.build_active_parts(contract, rows, sends_representations=True)
         dtype = parts.trainer.compute.dtype
-        sum_end = SessionSum.from_contract(party, contract).make_active_end(dtype)
-        return ApfedActive(parts, sum_end)
+        active_sum = SessionSum.from_contract(party, contract).make_active_sum(dtype)
+        return ApfedActive(parts, active_sum)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role, with its objective, defences and side of the secure sum.
@@ -324,16 +326,19 @@ class Apfed(SumMethod, SingleView):
         """
         is_known_N = None if bool((rows >= 0).all()) else rows >= 0
         terms = contract.passives[party.name]
-        sum_end = SessionSum.from_contract(party, contract).make_passive_end(
-            people=len(rows),
+        passive_sum = SessionSum.from_contract(party, contract).make_passive_sum(
+            person_count=len(rows),
             is_known_N=is_known_N,
             counts_repeats_once=True,
             defences=party.make_defences("contributions"),
         )
         trainer = party.build_passive_trainer(
-            terms, rows, is_noised=sum_end.noise is not None, is_defended=bool(sum_end.defences)
+            terms,
+            rows,
+            is_noised=passive_sum.noise is not None,
+            is_defended=bool(passive_sum.defences),
         )
-        return ApfedPassive(sum_end, trainer, is_known_N=is_known_N)
+        return ApfedPassive(passive_sum, trainer, is_known_N=is_known_N)
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]

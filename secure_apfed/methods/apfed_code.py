@@ -45,9 +45,9 @@ from secure_apfed.measures.table import Scored, normalise_scores
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.pupils import label_rows
 from secure_apfed.methods.session_sum import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.methods.student import Student, StudentActive, standardise_parts, warn_of_no_help
+from secure_apfed.methods.sum_students import label_rows
 from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import CrossView, Projection, Shape
 from secure_apfed.networks.rank import compute_number_limit, count_columns
@@ -55,7 +55,7 @@ from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
-ASK = 0
+REQUEST_STEP = 0
 """The step number of the active's request."""
 
 _REQUEST = pack_tensors({})
@@ -119,11 +119,11 @@ class CodeStudent(Student):
     beside the active's features; validation on labelled rows chooses it.
 
     Attributes:
-        helped: what the chosen teacher reads: the received sum itself ("told") or its forecast
+        sum_source: what the chosen teacher reads: the received sum itself ("told") or its forecast
             ("predicted"); None: validation rejected both, and the student is the best local model.
     """
 
-    helped: str | None = None
+    sum_source: str | None = None
 
     def __init__(self, party: PartyContext, aligned: Tensor) -> None:
         """Build the untrained student.
@@ -155,7 +155,7 @@ class CodeStudent(Student):
             self._forecast_sums(sum_UD)
             source, task, teacher, held_out = self._choose_teacher(sum_UD, seed)
             if is_surely_better(held_out, local):
-                self.helped = source
+                self.sum_source = source
                 likely_UK = label_rows(teacher.fit(), task)
                 self.fit_to_labels(likely_UK)
             else:
@@ -173,19 +173,19 @@ class CodeStudent(Student):
         its student's scores of validation rows; None: no rows can be held out.
         """
         sums_by_source = {"told": torch.from_numpy(sum_UD), "predicted": self._forecast_UD}
-        scores_by_source = {}
-        teachers = {}
+        scored_by_source = {}
+        teacher_by_source = {}
         for source, source_UD in sums_by_source.items():
             task = self._make_task_with_sums(source_UD, seed)
             teacher = choose_reader(task)
-            scores_by_source[source] = self._score_held_out(task, teacher, seed)
-            teachers[source] = task, teacher
+            scored_by_source[source] = self._score_held_out(task, teacher, seed)
+            teacher_by_source[source] = task, teacher
         best_source = max(
-            scores_by_source,
-            key=lambda source: rank_scores(scores_by_source[source], self._measure),
+            scored_by_source,
+            key=lambda source: rank_scores(scored_by_source[source], self._measure),
         )
-        task, teacher = teachers[best_source]
-        return best_source, task, teacher, scores_by_source[best_source]
+        task, teacher = teacher_by_source[best_source]
+        return best_source, task, teacher, scored_by_source[best_source]
 
     @property
     def _rows(self) -> Tensor:
@@ -202,8 +202,8 @@ class CodeStudent(Student):
             own_UF = self.encoder.own.standardise_rows(self._rows)
         return BaselineTask.from_arrays(
             standardise_parts([own_UF, sums_UD]),
-            self.labelled,
-            self.labels,
+            self.labelled_n,
+            self.labels_n,
             classes=self.classes,
             seed=seed,
             measure=self._measure,
@@ -219,7 +219,7 @@ class CodeStudent(Student):
         `task`: the inputs of the teacher for all rows. `teacher`: the kind of teacher, with its
         labelled rows. `seed`: random seed of the folds. Returns None if no rows can be held out.
         """
-        folds = split_folds(self.labels, FOLDS, seed)
+        folds = split_folds(self.labels_n, FOLDS, seed)
         if not folds:
             return None
         encoded_UD = self.encode_rows(self.networks)
@@ -227,15 +227,15 @@ class CodeStudent(Student):
         tasks = [teacher.task.drop_labels(fold) for fold in folds]
         fitted = teacher.baseline.fit_together(tasks)
         for fold, predictor in zip(folds, fitted, strict=True):
-            rows_in_fold = self.labelled[fold]
-            likely_UK = label_rows(predictor, task)
+            rows_in_fold = self.labelled_n[fold]
+            targets_UK = label_rows(predictor, task)
             # Labelled rows keep their true labels, except those of the fold, which get no target.
-            likely_UK[self.labelled] = self._truth_nT
-            likely_UK[rows_in_fold] = 0
+            targets_UK[self.labelled_n] = self._truth_nT
+            targets_UK[rows_in_fold] = 0
             layer = nn.Linear(encoded_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
-            self._fit_layer(layer, encoded_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
+            self._fit_layer(layer, encoded_UD, targets_UK, np.asarray(targets_UK.any(axis=1)))
             scores.append(encoded_UD[rows_in_fold] @ layer.weight.detach().numpy().T)
-        truth_n = self.labels[np.concatenate(folds)]
+        truth_n = self.labels_n[np.concatenate(folds)]
         return Scored(truth=truth_n, scores=normalise_scores(np.concatenate(scores)))
 
     def _forecast_sums(self, sum_UD: Floats) -> None:
@@ -332,9 +332,9 @@ class CodeActive(StudentActive, SumLearner):
         config = party.config
         self.model = model
         guarantee = "nothing of the active's features or labels is told to anybody"
-        super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
+        super().__init__(party, student, headline_variant=config.method.name, guarantee=guarantee)
         self.contract = contract
-        self.read_from(session_sum.make_active_end())
+        self.use_active_sum(session_sum.make_active_sum())
         self._positions_U = student.positions_U
         self._people = len(rows)
         self._seed = config.seed
@@ -350,11 +350,11 @@ class CodeActive(StudentActive, SumLearner):
 
         The sum arrives in blocks of rows. All of this counts as one step in `steps`.
         """
-        self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
+        self.active_sum.send_request(links, Kind.REQUEST, REQUEST_STEP, _REQUEST)
         any_passive = next(iter(self.contract.passives.values()))  # all have one shape
         row_size = math.prod(any_passive.representation.shape)
         sums = [
-            await self.sum.receive_sum(links, step, rows_B, _REQUEST, row_size)
+            await self.active_sum.receive_sum(links, step, rows_B, _REQUEST, row_size)
             for step, rows_B in enumerate(_split_into_blocks(self._people, self.contract))
         ]
         self._sum_ND = torch.cat(sums)
@@ -369,7 +369,7 @@ class CodeActive(StudentActive, SumLearner):
         """
         student = self.student
         student.learn_from(sum_ND[self._positions_U.numpy()], seed=self._seed)
-        if student.helped is None:
+        if student.sum_source is None:
             warn_of_no_help(self.name)
 
 
@@ -379,7 +379,7 @@ class CodePassive(SumHelper):
     It adds random projections of all common people's features to the secure sum, once a session.
     """
 
-    asks = (Kind.REQUEST,)
+    request_kinds = (Kind.REQUEST,)
 
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, session_sum: SessionSum
@@ -390,7 +390,9 @@ class CodePassive(SumHelper):
         sum of the projections, with their agreed size D. Raises ConfigError: D is more than half of
         the columns that differ among these people, so that the projections would reveal columns.
         """
-        super().__init__(session_sum.make_passive_end(people=len(rows), counts_repeats_once=True))
+        super().__init__(
+            session_sum.make_passive_sum(person_count=len(rows), counts_repeats_once=True)
+        )
         rows_NF = party.data.table.features[rows]
         with party.draw("projection"):
             self._projection = Projection(
@@ -427,8 +429,8 @@ class CodePassive(SumHelper):
             )
         self._was_asked = True
         for step, rows_B in enumerate(_split_into_blocks(len(self._projection_ND), self.contract)):
-            admitted = self.sum.admit_request(message, rows_B, step=step)
-            await self.sum.send_answer(links, admitted, self._projection_ND[rows_B].numpy())
+            admitted = self.passive_sum.admit_request(message, rows_B, step=step)
+            await self.passive_sum.send_answer(links, admitted, self._projection_ND[rows_B].numpy())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore the state; in each session steps count from 0, since they are its blocks."""
@@ -449,56 +451,63 @@ class ApfedCode(SumMethod):
         """
         if party.name == party.active:
             return None
-        numbers = party.config.model.representation_size
+        projection_size = party.config.model.representation_size
         if not _allows_reconstruction(party):
-            numbers = _limit_numbers(
+            projection_size = _limit_numbers(
                 party.config, party.name, count_columns(party.data.table.features)
             )
-        return _bound_projection(party.config, numbers)
+        return _bound_projection(party.config, projection_size)
 
-    def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
+    def resolve_settings(
+        self, config: RunSettings, column_count_by_passive: Mapping[str, int]
+    ) -> RunSettings:
         """Return the settings with the size D of projections that every passive's columns allow.
 
-        `columns`: mapping from passive name to the number of its distinct columns. Raises
-        ConfigError: the settings demand a larger D.
+        `column_count_by_passive`: mapping from passive name to the number of its distinct columns.
+        Raises ConfigError: the settings demand a larger D.
         """
-        numbers = config.model.representation_size
-        for name, count in columns.items():
+        projection_size = config.model.representation_size
+        for name, count in column_count_by_passive.items():
             if not config.find_passive_settings(name).allow_reading_all:
-                numbers = min(numbers, _limit_numbers(config, name, count))
+                projection_size = min(projection_size, _limit_numbers(config, name, count))
         # The columns are counted here. `allow_reading_all` keeps the passives from counting again.
         passives = {
             name: config.find_passive_settings(name).model_copy(update={"allow_reading_all": True})
-            for name in (*config.passives, *columns)
+            for name in (*config.passives, *column_count_by_passive)
         }
-        model = config.model.model_copy(update={"representation": numbers})
+        model = config.model.model_copy(update={"representation": projection_size})
         return config.model_copy(update={"model": model, "passives": passives})
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the contract's terms: the size D of projections, and the parameters of the sum.
 
         D is the smallest size that a passive offers. If the settings fix D, each passive must offer
         it.
 
-        `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
+        `proposed_terms`: mapping from passive name to the bounds that its `offer_terms` returned.
         `session`: name of this session, the same at all parties.
         """
         config = party.config
         party.require_passives()
-        requested = config.model.representation_size
-        numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        requested_size = config.model.representation_size
+        size_by_passive = {
+            name: math.prod(proposed_bounds.shape)
+            for name, proposed_bounds in proposed_terms.items()
+        }
         is_fixed = config.model.representation != "auto"
-        for name, offered in offers.items():
+        for name, proposed_bounds in proposed_terms.items():
             # Under "auto" a passive may offer fewer numbers than requested, never more.
-            expected_numbers = requested if is_fixed else min(numbers[name], requested)
-            party.require_terms(name, offered, _bound_projection(config, expected_numbers))
-        representation = _bound_projection(config, min(numbers.values()))
+            expected_size = (
+                requested_size if is_fixed else min(size_by_passive[name], requested_size)
+            )
+            party.require_terms(name, proposed_bounds, _bound_projection(config, expected_size))
+        representation = _bound_projection(config, min(size_by_passive.values()))
         readable = [
             name for name in party.passives if config.find_passive_settings(name).allow_reading_all
         ]
-        return SessionTerms.from_rows(
+        return SessionTerms.from_bounds(
             dict.fromkeys(party.passives, representation),
             secure_sum={
                 **party.describe_sum(session, representation.shape),
@@ -520,16 +529,20 @@ class ApfedCode(SumMethod):
         return CodePassive(party, contract, rows, SessionSum.from_contract(party, contract))
 
 
-def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
-    """Return the alignment positions 0 to `people` - 1 in blocks of the contract's batch size."""
-    blocks: tuple[Tensor, ...] = torch.arange(people).split(contract.batch_size)
+def _split_into_blocks(person_count: int, contract: Contract) -> tuple[Tensor, ...]:
+    """Return the alignment positions 0 to `person_count` - 1 in blocks of the contract's batch
+    size.
+    """
+    blocks: tuple[Tensor, ...] = torch.arange(person_count).split(contract.batch_size)
     return blocks
 
 
-def _bound_projection(config: RunSettings, numbers: int) -> RepresentationBounds:
-    """Return the contract's bounds on one person's projection, which has `numbers` numbers."""
+def _bound_projection(config: RunSettings, projection_size: int) -> RepresentationBounds:
+    """Return the contract's bounds on one person's projection, which has `projection_size` "
+    "numbers.
+    """
     return RepresentationBounds(
-        shape=(numbers,),
+        shape=(projection_size,),
         dtype="float64",
         minimum_norm=0.0,
         maximum_norm=find_clip(config) or _UNBOUNDED_NORM,
@@ -553,42 +566,48 @@ def _allows_reconstruction(party: PartyContext) -> bool:
     return is_allowed
 
 
-def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
-    """Return the size D of one person's projection that the passive `me` agrees to send.
+def _limit_numbers(config: RunSettings, party_name: str, column_count: int) -> int:
+    """Return the size D of one person's projection that the passive `party_name` agrees to send.
 
-    D is at most the configured size, and at most half of its distinct columns. `columns`: number of
-    its distinct columns. Raises ConfigError: the settings demand a larger D.
+    D is at most the configured size, and at most half of its distinct columns. `column_count`:
+    number of its distinct columns. Raises ConfigError: the settings demand a larger D.
     """
-    requested = config.model.representation_size
-    allowed = compute_number_limit(columns)
+    requested_size = config.model.representation_size
+    max_size = compute_number_limit(column_count)
     is_fixed = config.model.representation != "auto"
-    if not allowed or (is_fixed and requested > allowed):
+    if not max_size or (is_fixed and requested_size > max_size):
         # With fewer than two distinct columns even one number is too many.
-        raise _too_many_numbers_error(me, requested if allowed else 1, columns, "rows")
-    return min(requested, allowed)
+        raise _too_many_numbers_error(
+            party_name, requested_size if max_size else 1, column_count, "rows"
+        )
+    return min(requested_size, max_size)
 
 
-def _too_many_numbers_error(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
+def _too_many_numbers_error(
+    party_name: str, projection_size: int, column_count: int, compared_rows: str
+) -> ConfigError:
     """Return the error that a projection has too many numbers, with remedies.
 
     More than half of the passive's distinct columns are too many.
 
-    `me`: the passive's name. `numbers`: the size of the projection that the settings demand.
-    `columns`: number of distinct columns. `rows`: the rows in which columns were compared, in
-    words.
+    `party_name`: the passive's name. `projection_size`: the size of the projection that the
+    settings demand. `column_count`: number of distinct columns. `compared_rows`: the rows in which
+    columns were compared, in words.
     """
-    allowed_numbers = compute_number_limit(columns)
+    max_size = compute_number_limit(column_count)
     remedy = (
-        f"say model.representation: {allowed_numbers} or less in the settings of all parties, or "
-        "auto"
-        if allowed_numbers
+        f"say model.representation: {max_size} or less in the settings of all parties, or auto"
+        if max_size
         else "give it more columns, or take another method"
     )
     return ConfigError(
-        f"model.representation: {numbers} number{'' if numbers == 1 else 's'} of each person would "
-        f"be summed, and {me} allows {allowed_numbers}, half of the {columns} columns that differ "
-        f"in its {rows}: from more, whoever reads the sum and knows some people reads the others' "
-        f"columns; {remedy}. To let everything be read all the same: passives: {{{me}: "
+        f"model.representation: {projection_size} number{'' if projection_size == 1 else 's'} of "
+        "each person would "
+        f"be summed, and {party_name} allows {max_size}, half of the {column_count} columns that "
+        "differ "
+        f"in its {compared_rows}: from more, whoever reads the sum and knows some people reads the "
+        "others' "
+        f"columns; {remedy}. To let everything be read all the same: passives: {{{party_name}: "
         "{allow_reading_all: true}}, and where parties run apart allow_reading_all: true in its "
         "own file"
     )

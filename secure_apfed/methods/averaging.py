@@ -153,17 +153,17 @@ class AveragingActive(ViewsActive):
     """
 
     guarantee = "no guarantee: sums of weights are opened without noise"
-    smallest_batch = 1
+    min_batch_rows = 1
 
     def __init__(
-        self, party: PartyContext, contract: Contract, stages: "Stages", sum_end: ActiveSum
+        self, party: PartyContext, contract: Contract, stages: "Stages", active_sum: ActiveSum
     ) -> None:
         """Make the active's role in averaging.
 
-        `stages`: the active's copy of the averaged model. `sum_end`: the active's side of the
+        `stages`: the active's copy of the averaged model. `active_sum`: the active's side of the
         secure sum, which sends requests and decodes sums.
         """
-        super().__init__(party, contract, sum_end)
+        super().__init__(party, contract, active_sum)
         self.stages = stages
         self.training_rows = party.data.train_rows
         self.checkpoint_parts = {"": stages}
@@ -187,13 +187,13 @@ class AveragingActive(ViewsActive):
         if finished_model is not None:
             tensors["ended"] = torch.from_numpy(finished_model.weights)
         payload = pack_tensors(tensors, {})
-        self.sum.send_request(links, Kind.REQUEST, step, payload)
+        self.active_sum.send_request(links, Kind.REQUEST, step, payload)
         loss = model.train(step)
         rows_R = torch.arange(len(weights_RW))
         width = weights_RW.shape[1]
         # Every party's weights are multiplied by its share of the training rows, so that the sum is
         # the average.
-        passives_sum_RW = await self.sum.receive_sum(links, step, rows_R, payload, width)
+        passives_sum_RW = await self.active_sum.receive_sum(links, step, rows_R, payload, width)
         model.load(passives_sum_RW.numpy() + self._share * model.weights)
         return loss
 
@@ -216,16 +216,16 @@ class AveragingPassive(SumHelper):
     It trains on its own people and labels, and contributes its weights to the average.
     """
 
-    asks = (Kind.REQUEST,)
+    request_kinds = (Kind.REQUEST,)
 
-    def __init__(self, sum_end: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
+    def __init__(self, passive_sum: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
         """Make a passive's role in averaging; the contract states its share of all training rows.
 
-        `sum_end`: the passive's side of the secure sum, which checks requests and masks
+        `passive_sum`: the passive's side of the secure sum, which checks requests and masks
         contributions. `stages`: the passive's copy of the averaged model. `clip`: the largest L2
         norm of a row that it may contribute; None: any.
         """
-        super().__init__(sum_end, {"model": stages})
+        super().__init__(passive_sum, {"model": stages})
         self.stages = stages
         self._clip = clip
         self._share = self.contract.passives[self.name].weight
@@ -243,8 +243,8 @@ class AveragingPassive(SumHelper):
         model.train(admitted.step)
         values_RW = self._share * model.weights
         # The sum would silently shorten longer rows, which would make the average wrong.
-        check_clip(values_RW, self._clip, me=self.name)
-        await self.sum.send_answer(links, admitted, values_RW)
+        check_clip(values_RW, self._clip, party_name=self.name)
+        await self.passive_sum.send_answer(links, admitted, values_RW)
 
     def admit_average(self, message: Envelope) -> tuple[AdmittedRequest, "AveragedModel"]:
         """Check the received average, and load it into the model that this step trains.
@@ -264,7 +264,7 @@ class AveragingPassive(SumHelper):
         weights_RW = received["weights"].numpy()
         rows_R = torch.arange(len(weights_RW))
         # Rows of weights are not people, so the whole answer counts as one.
-        admitted = self.sum.admit_request(message, rows_R, counted_rows=_COUNTED_POSITION)
+        admitted = self.passive_sum.admit_request(message, rows_R, counted_rows=_COUNTED_POSITION)
         if finished_model is not None:
             finished_model.load(received["ended"].numpy())
         model = self.stages.pick_model(admitted.step)
@@ -491,20 +491,20 @@ class Averaging(SumMethod):
         return terms.model_copy(update=facts)
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the contract's terms; the weight of a passive is its share of all training rows.
 
         All parties must have equal features, since their weights are averaged.
 
-        `offers`: mapping from party name to the terms that its `offer_terms` returned. `session`:
-        name of this session, the same at all parties.
+        `proposed_terms`: mapping from party name to the terms that its `offer_terms` returned.
+        `session`: name of this session, the same at all parties.
 
         Raises RemoteProtocolError: a party has other features, or does not state its rows.
         """
-        classes = math.prod(offers[party.active].shape)
-        features = offers[party.active].features
-        for name, offered in offers.items():
+        classes = math.prod(proposed_terms[party.active].shape)
+        features = proposed_terms[party.active].features
+        for name, offered in proposed_terms.items():
             if offered.features != features:
                 raise RemoteProtocolError(
                     f"{name} has other features than {party.active}, or in another order: weights "
@@ -516,14 +516,14 @@ class Averaging(SumMethod):
             party.require_terms(name, offered, expected)
             if offered.rows is None:
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")
-        rows = {name: offered.rows or 0 for name, offered in offers.items()}
+        rows = {name: offered.rows or 0 for name, offered in proposed_terms.items()}
         shares = {name: rows[name] / sum(rows.values()) for name in party.passives}
-        return make_terms(party, session, offers, shares)
+        return make_terms(party, session, proposed_terms, shares)
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role; `rows` is not used, since nothing is aligned."""
-        sum_end = SessionSum.from_contract(party, contract).make_active_end()
-        return AveragingActive(party, contract, _make_stages(party), sum_end)
+        active_sum = SessionSum.from_contract(party, contract).make_active_sum()
+        return AveragingActive(party, contract, _make_stages(party), active_sum)
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role; `rows` is not used, since nothing is aligned.
@@ -536,9 +536,9 @@ class Averaging(SumMethod):
                 f"{party.name} has labels of {len(party.data.classes)} classes, {contract.active} "
                 f"of {classes}; name the same classes at all parties"
             )
-        agreed = SessionSum.from_contract(party, contract)
-        sum_end = agreed.make_passive_end(people=len(_COUNTED_POSITION))
-        return AveragingPassive(sum_end, _make_stages(party), clip=agreed.clip)
+        session_sum = SessionSum.from_contract(party, contract)
+        passive_sum = session_sum.make_passive_sum(person_count=len(_COUNTED_POSITION))
+        return AveragingPassive(passive_sum, _make_stages(party), clip=session_sum.clip)
 
 
 def _make_stages(party: PartyContext) -> Stages:

@@ -53,7 +53,7 @@ class Ballot:
         labels: the labels of the labelled rows, (n,), in 0..K-1; all zeros at a passive where the
             message contains no labels.
         payload: the encoded message.
-        size: the largest number of rows in a block, B; votes are sent block by block.
+        block_rows: the largest number of rows in a block, B; votes are sent block by block.
     """
 
     step: ClassVar[int] = 0
@@ -62,7 +62,7 @@ class Ballot:
     labelled: Tensor
     labels: Tensor
     payload: bytes = field(repr=False)
-    size: int
+    block_rows: int
 
     @classmethod
     def from_rows(
@@ -71,7 +71,7 @@ class Ballot:
         labelled_n: Tensor,
         labels_n: Tensor,
         *,
-        size: int,
+        block_rows: int,
         shows_labels: bool = True,
     ) -> "Ballot":
         """Return the ballot (request for votes) on these rows, with its encoded message.
@@ -80,7 +80,7 @@ class Ballot:
             rows_U: alignment positions (indices into the common list of people) to vote on, (U,).
             labelled_n: indices into `rows_U` of rows whose labels are known.
             labels_n: the labels of those rows, classes from 0.
-            size: the largest number of rows in a block of votes.
+            block_rows: the largest number of rows in a block of votes.
             shows_labels: whether the message has the labels; False: only which rows are labelled.
         """
         tensors = {"rows": rows_U, "labelled": labelled_n}
@@ -91,7 +91,7 @@ class Ballot:
             labelled=labelled_n,
             labels=labels_n,
             payload=pack_tensors(tensors),
-            size=size,
+            block_rows=block_rows,
         )
 
     @classmethod
@@ -100,8 +100,8 @@ class Ballot:
         envelope: Envelope,
         contract: Contract,
         *,
-        aligned: int,
-        classes: int,
+        position_count: int,
+        class_count: int,
         shows_labels: bool = True,
     ) -> "Ballot":
         """Parse and check the active's request for votes; run by a passive.
@@ -109,8 +109,8 @@ class Ballot:
         Args:
             envelope: the active's message.
             contract: the session's contract, which has the smallest batch and the block size.
-            aligned: number of alignment positions.
-            classes: number of classes; labels are below it.
+            position_count: number of alignment positions.
+            class_count: number of classes; labels are below it.
             shows_labels: whether the message must contain the labels of labelled rows.
 
         Raises RemoteProtocolError: rows, indices or labels are missing, repeated or out of range.
@@ -123,34 +123,36 @@ class Ballot:
         tensors, _ = unpack_tensors(envelope.payload, expected, sender=sender)
         rows_U = tensors["rows"]
         labelled_n = tensors["labelled"]
-        check_rows(rows_U, alignment_size=aligned, min_rows=contract.minimum_batch, sender=sender)
+        check_rows(
+            rows_U, alignment_size=position_count, min_rows=contract.minimum_batch, sender=sender
+        )
         if len(labelled_n):
             check_rows(labelled_n, alignment_size=len(rows_U), min_rows=1, sender=sender)
         # Where the message has no labels, zeros keep the type and length that callers expect.
         labels_n = tensors.get("labels", labelled_n.new_zeros(len(labelled_n)))
-        are_classes = bool(((labels_n >= 0) & (labels_n < classes)).all())
+        are_classes = bool(((labels_n >= 0) & (labels_n < class_count)).all())
         if len(labels_n) != len(labelled_n) or not len(labels_n) or not are_classes:
             raise RemoteProtocolError(
                 f"{sender} asks for votes with {len(labels_n)} labels of {len(labelled_n)} rows; "
-                f"expected one of each, at least one, in 0..{classes - 1}"
+                f"expected one of each, at least one, in 0..{class_count - 1}"
             )
         return cls(
             rows=rows_U,
             labelled=labelled_n,
             labels=labels_n,
             payload=envelope.payload,
-            size=contract.batch_size,
+            block_rows=contract.batch_size,
         )
 
     @property
     def blocks(self) -> list[slice]:
-        """Slices of at most `size` rows that cover the requested rows.
+        """Slices of at most `block_rows` rows that cover the requested rows.
 
         The votes on each slice are sent in a message of their own.
         """
         row_count = len(self.rows)
-        starts = range(0, row_count, self.size)
-        return [slice(start, min(start + self.size, row_count)) for start in starts]
+        starts = range(0, row_count, self.block_rows)
+        return [slice(start, min(start + self.block_rows, row_count)) for start in starts]
 
 
 class BallotGate:
@@ -160,21 +162,27 @@ class BallotGate:
     """
 
     def __init__(
-        self, me: str, contract: Contract, *, aligned: int, classes: int, shows_labels: bool
+        self,
+        party_name: str,
+        contract: Contract,
+        *,
+        position_count: int,
+        class_count: int,
+        shows_labels: bool,
     ) -> None:
         """Prepare to admit one request.
 
         Args:
-            me: name of the passive, for errors.
+            party_name: name of the passive, for errors.
             contract: the session's contract, which limits requests.
-            aligned: number of alignment positions.
-            classes: number of classes; labels are below it.
+            position_count: number of alignment positions.
+            class_count: number of classes; labels are below it.
             shows_labels: whether the request must contain the labels of labelled rows.
         """
-        self._me = me
+        self._me = party_name
         self._contract = contract
-        self._aligned = aligned
-        self._classes = classes
+        self._aligned = position_count
+        self._classes = class_count
         self._shows_labels = shows_labels
         self._was_asked = False
 
@@ -187,8 +195,8 @@ class BallotGate:
         ballot = Ballot.from_message(
             message,
             self._contract,
-            aligned=self._aligned,
-            classes=self._classes,
+            position_count=self._aligned,
+            class_count=self._classes,
             shows_labels=self._shows_labels,
         )
         if self._was_asked:
@@ -229,12 +237,14 @@ class BallotSize:
             links.send(name, Kind.BALLOT_SIZE, BEFORE_TRAINING, msgpack.packb(asdict(self)))
 
     @classmethod
-    async def receive_size(cls, links: Links, contract: Contract, *, maximum: int) -> "BallotSize":
+    async def receive_size(
+        cls, links: Links, contract: Contract, *, max_people: int
+    ) -> "BallotSize":
         """Receive and check the size of the active's ballot (request for votes).
 
         It is run by all parties except the active.
 
-        `maximum`: the largest number of people that may be voted on. Raises RemoteProtocolError:
+        `max_people`: the largest number of people that may be voted on. Raises RemoteProtocolError:
         the message has no size, or a size outside its limits.
         """
         active = contract.active
@@ -251,13 +261,14 @@ class BallotSize:
         has_right_types = [type(value) for value in asdict(size).values()] == [int, int, bytes]
         if not (
             has_right_types
-            and contract.minimum_batch <= size.people <= maximum
+            and contract.minimum_batch <= size.people <= max_people
             and 1 <= size.labelled <= size.people
             and len(size.ballot) == _DIGEST_BYTES
         ):
             raise RemoteProtocolError(
                 f"{active} asks about {size.people!r:.20} people, {size.labelled!r:.20} of them "
-                f"labelled; expected {contract.minimum_batch} to {maximum}, and at least one label"
+                f"labelled; expected {contract.minimum_batch} to {max_people}, and at least one "
+                "label"
             )
         return size
 

@@ -147,8 +147,8 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
     active that predicts alone, or learns from its own labels.
     """
     method = config.method
-    weighs_classes = config.train.class_weights != "none"
-    if weighs_classes and not method.can_weight_classes:
+    uses_class_weights = config.train.class_weights != "none"
+    if uses_class_weights and not method.can_weight_classes:
         yield (
             f"train.class_weights: method {method.name} learns by no steps on the active's own "
             f"labels; leave it out, or use {list_methods(lambda other: other.can_weight_classes)}"
@@ -172,9 +172,9 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
     fits_threshold = isinstance(config.threshold, str | ThresholdChoice)
     if isinstance(config.threshold, str) and config.threshold not in THRESHOLDS:
         yield f"threshold: {describe_unknown_name(config.threshold, THRESHOLDS)}"
-    if config.dp_sgd is not None and (weighs_classes or fits_threshold):
-        key = "train.class_weights" if weighs_classes else "threshold"
-        alternative = "" if weighs_classes else ", or give the threshold as a number"
+    if config.dp_sgd is not None and (uses_class_weights or fits_threshold):
+        key = "train.class_weights" if uses_class_weights else "threshold"
+        alternative = "" if uses_class_weights else ", or give the threshold as a number"
         yield (
             f"{key}: it would tell how many labels there are of each class without the noise of "
             f"dp_sgd; leave one of the two out{alternative}"

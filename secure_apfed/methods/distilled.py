@@ -235,8 +235,10 @@ class ApcVflActive(StudentActive):
         autoencoders and classifiers.
         """
         guarantee = party.describe_joint_releases()
-        super().__init__(party, trainer, headline=party.config.method.name, guarantee=guarantee)
-        self.smallest_batch = contract.minimum_batch
+        super().__init__(
+            party, trainer, headline_variant=party.config.method.name, guarantee=guarantee
+        )
+        self.min_batch_rows = contract.minimum_batch
         self._contract = contract
         self._rows = rows
 
@@ -261,7 +263,7 @@ class ApcVflActive(StudentActive):
         """
         scores = await super().evaluate(links, next_step=next_step, is_final=is_final)
         positions = find_positions_in_table_order(self._rows, self._test_rows)
-        if is_final and len(positions) >= self.smallest_batch:
+        if is_final and len(positions) >= self.min_batch_rows:
             together = await self._score_jointly(links, next_step, positions)
             scores[f"{self._headline}_together"] = together
         return scores
@@ -317,7 +319,7 @@ class ApcVflPassive(TvflPassive):
     Its encoder is fitted before, so that it receives no gradients.
     """
 
-    asks = (Kind.REQUEST,)
+    request_kinds = (Kind.REQUEST,)
 
 
 class VFedTransActive(StudentActive):
@@ -347,8 +349,10 @@ class VFedTransActive(StudentActive):
             "no guarantee: the active reads singular vectors of all parties' rows, and the "
             "aggregator their tables under orthogonal masks, without noise"
         )
-        super().__init__(party, trainer, headline=party.config.method.name, guarantee=guarantee)
-        self.smallest_batch = max(contract.minimum_batch, receiver.agreement.vectors)
+        super().__init__(
+            party, trainer, headline_variant=party.config.method.name, guarantee=guarantee
+        )
+        self.min_batch_rows = max(contract.minimum_batch, receiver.agreement.vectors)
         self._contract = contract
         self._rows = rows
         self._receiver = receiver
@@ -396,7 +400,7 @@ class VFedTransActive(StudentActive):
 class VFedTransPassive(HelperRole):
     """A passive's role in VFedTrans: it sends its masked rows once; see `HelperRole`."""
 
-    asks = (Kind.REQUEST,)
+    request_kinds = (Kind.REQUEST,)
 
     def __init__(
         self, party: PartyContext, contract: Contract, rows: Tensor, owner: SvdOwner | None
@@ -411,7 +415,7 @@ class VFedTransPassive(HelperRole):
         self.contract = contract
         self._owner = owner
         self._features_NF = party.data.table.features[rows].flatten(1).double().numpy()
-        self._answer_limits = AnswerLimits.from_contract(party, contract, aligned=len(rows))
+        self._answer_limits = AnswerLimits.from_contract(party, contract, position_count=len(rows))
         self.checkpoint_parts = {"allowance": self._answer_limits}
 
     async def set_up(self, links: Links) -> None:
@@ -640,8 +644,8 @@ class DistilledTrainer:
         if self._settings.classifier == "strongest":
             task = BaselineTask.from_run(self._config, self._data, self._rows_T)
             reads: Input = "x and h" if isinstance(encoder, Enriched) else "h"
-            self.strongest = fit_best_if_better(encoder, task, reads=reads)
-            if not self.strongest.reads_help:
+            self.strongest = fit_best_if_better(encoder, task, encoder_output=reads)
+            if not self.strongest.is_helped:
                 warn_of_no_help(self._owner)
 
     def describe_local_models(self) -> Mapping[str, Sequence[str]]:
@@ -700,7 +704,7 @@ class DistilledTrainer:
         self.strongest = None
         if state:
             networks = restore_networks(state, self.heads["alone"])
-            self.strongest = LocalModels(networks=networks, used=())
+            self.strongest = LocalModels(networks=networks, used_names=())
 
 
 class ApcVflTrainer(DistilledTrainer):
@@ -926,21 +930,21 @@ class VFedTrans(Method):
         return _row_terms(math.prod(party.data.table.shape))
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the contract's terms for the decomposition of all parties' masked tables.
 
         They are the parties' numbers of features, the number of singular vectors, and the number of
         rows in a block of the orthogonal mask.
 
-        `offers`: mapping from party name to the terms that its `offer_terms` returned. `session`:
-        name of this session, the same at all parties.
+        `proposed_terms`: mapping from party name to the terms that its `offer_terms` returned.
+        `session`: name of this session, the same at all parties.
 
         Raises ConfigError: there are too many features in total, or more vectors than features.
         """
-        features = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        features = {name: math.prod(offered.shape) for name, offered in proposed_terms.items()}
         for name, count in features.items():
-            party.require_terms(name, offers[name], _row_terms(count))
+            party.require_terms(name, proposed_terms[name], _row_terms(count))
         total = sum(features.values())
         vectors = party.config.model.representation_size
         if total > MAX_FEATURES:
@@ -953,7 +957,7 @@ class VFedTrans(Method):
                 f"model.representation: {vectors} singular vectors of {total} features, those of "
                 f"all parties together; say {total} or less"
             )
-        return SessionTerms.from_rows(
+        return SessionTerms.from_bounds(
             dict.fromkeys(party.passives, _row_terms(total)),
             secure_sum={
                 "scheme": "svd",

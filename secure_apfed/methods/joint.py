@@ -149,7 +149,7 @@ class TvflActive(ActiveRole):
         self.prediction_networks = {"encoder": trainer.encoder, "head": trainer.head}
         self.guarantee = parts.guarantee
         self._defences = party.make_defences("returned gradients")
-        self.smallest_batch = party.config.rules.minimum_batch
+        self.min_batch_rows = party.config.rules.minimum_batch
         self.training_rows = find_positions_in_table_order(parts.aligned, party.data.labelled_rows)
         self._own_row_by_position = parts.aligned
         self._seed = party.secrets.seed
@@ -340,7 +340,7 @@ class TvflActive(ActiveRole):
         """
         batch_count = max(1, math.ceil(len(rows) / self.contract.batch_size))
         batches = rows.tensor_split(batch_count)
-        return tuple(rows_B for rows_B in batches if len(rows_B) >= self.smallest_batch)
+        return tuple(rows_B for rows_B in batches if len(rows_B) >= self.min_batch_rows)
 
     async def predict_batches(
         self, links: Links, steps: StepCounter, batches: Sequence[Tensor]
@@ -410,7 +410,7 @@ class EncodingPassive(HelperRole):
             privacy bound assumes that no row changes another's representation.
     """
 
-    asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
+    request_kinds: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, name: str, contract: Contract, trainer: EncoderTrainer) -> None:
         """Make a passive's role.
@@ -521,7 +521,7 @@ class TvflPassive(EncodingPassive):
         self._gate = StepGate(self.name)
         people = len(trainer.features_N)
         self._answer_limits = AnswerLimits.from_contract(
-            party, contract, aligned=people, extra_answers=1
+            party, contract, position_count=people, extra_answers=1
         )
         self.checkpoint_parts = {
             "": trainer,
@@ -569,7 +569,7 @@ class TvflPassive(EncodingPassive):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore the state; steps before `next_step` are not answered again."""
         super().load_tensors(tensors, next_step=next_step)
-        self._gate.last = next_step - 1
+        self._gate.last_step = next_step - 1
 
 
 class Tvfl(Method):
@@ -602,17 +602,17 @@ class Tvfl(Method):
         return party.bound_sent_rows(shape)
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, as it offered them.
 
-        `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
+        `proposed_terms`: mapping from passive name to the bounds that its `offer_terms` returned.
         `session`: name of this session; not used here. Raises RemoteProtocolError: bounds that the
         settings do not give for this shape.
         """
-        for name, offered in offers.items():
+        for name, offered in proposed_terms.items():
             party.require_terms(name, offered, party.bound_sent_rows(offered.shape))
-        return SessionTerms.from_rows({name: offers[name] for name in party.passives})
+        return SessionTerms.from_bounds({name: proposed_terms[name] for name in party.passives})
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role, with the guarantee for the releases of all passives together.

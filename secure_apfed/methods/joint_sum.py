@@ -118,7 +118,7 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         `parts`: the active's inputs, networks and contract, and the sum.
         """
         super().__init__(parts)
-        self.read_from(parts.agreed.make_active_end())
+        self.use_active_sum(parts.agreed.make_active_sum())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request the sum of representations, train the head on it, and send its gradient.
@@ -158,29 +158,33 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         """
         request = self.pack_request(rows_B, is_training=is_training)
         terms = next(iter(self.contract.passives.values())).representation
-        self.sum.send_request(links, Kind.REQUEST, step, request)
-        sum_BD = await self.sum.receive_sum(links, step, rows_B, request, math.prod(terms.shape))
+        self.active_sum.send_request(links, Kind.REQUEST, step, request)
+        sum_BD = await self.active_sum.receive_sum(
+            links, step, rows_B, request, math.prod(terms.shape)
+        )
         return self.trainer.compute.move_batch(sum_BD)
 
 
 class SummedPassive(SumHelper, EncodingPassive):
     """A passive that adds its representations to a secure sum; the active reads only the sum."""
 
-    def __init__(self, sum_end: PassiveSum, trainer: EncoderTrainer, *, clip: float | None) -> None:
+    def __init__(
+        self, passive_sum: PassiveSum, trainer: EncoderTrainer, *, clip: float | None
+    ) -> None:
         """Make a passive's role in joint training with a secure sum.
 
         With noise, the privacy bound needs an encoder in which a row changes no other row's
         representation. The first request tests that, in training and in prediction.
 
         Args:
-            sum_end: the passive's side of the secure sum, which checks requests and masks
+            passive_sum: the passive's side of the secure sum, which checks requests and masks
                 contributions.
             trainer: the passive's encoder and its features, in alignment order.
             clip: the L2 bound of one row's representation; None: unbounded.
         """
-        EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
-        SumHelper.__init__(self, sum_end, {"": trainer})
-        if sum_end.noise is not None:
+        EncodingPassive.__init__(self, passive_sum.name, passive_sum.contract, trainer)
+        SumHelper.__init__(self, passive_sum, {"": trainer})
+        if passive_sum.noise is not None:
             self.unchecked_modes = {True, False}  # training and prediction are still to be tested
         self._clip = clip
 
@@ -193,7 +197,7 @@ class SummedPassive(SumHelper, EncodingPassive):
             self.apply_gradient(message)
             return
         rows_B, is_training = self.parse_request(message)
-        admitted = self.sum.admit_request(message, rows_B)
+        admitted = self.passive_sum.admit_request(message, rows_B)
         await self._add_to_sum(links, admitted, rows_B, is_training=is_training)
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
@@ -209,7 +213,7 @@ class SummedPassive(SumHelper, EncodingPassive):
         request = replace(message, payload=about)
         # The sum is bound to places in the request; limits count this passive's own positions.
         order_B = torch.arange(len(rows_B))
-        admitted = self.sum.admit_request(request, order_B, counted_rows=rows_B)
+        admitted = self.passive_sum.admit_request(request, order_B, counted_rows=rows_B)
         await self._add_to_sum(links, admitted, rows_B, is_training=False)
 
     async def _add_to_sum(
@@ -225,7 +229,7 @@ class SummedPassive(SumHelper, EncodingPassive):
             (sent_BD,) = self.trainer.compute.fetch_batch(z_BD)
         else:
             z_BD, sent_BD = clip_and_fetch(z_BD, self._clip)
-        await self.sum.send_answer(links, admitted, sent_BD.double().numpy())
+        await self.passive_sum.send_answer(links, admitted, sent_BD.double().numpy())
         self.expect_gradient(step, z_BD, is_training=is_training)
 
 
@@ -240,16 +244,16 @@ class SummedSplitNn(SumMethod, Tvfl):
         return SummedJointSettings.from_run_settings(config).joint_model or config.model
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: each passive's bounds, and the parameters of the sum.
 
-        `offers`: mapping from passive name to the bounds that its `offer_terms` returned.
+        `proposed_terms`: mapping from passive name to the bounds that its `offer_terms` returned.
         `session`: name of this session, the same at all parties. Raises ConfigError: the parties'
         representations have different sizes.
         """
-        agreed = super().derive_terms(party, offers, session)
-        sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        agreed = super().derive_terms(party, proposed_terms, session)
+        sizes = {name: math.prod(offered.shape) for name, offered in proposed_terms.items()}
         # Only the active knows the size of its own representation, which is added, too.
         if party.name == party.active:
             _, own_shape = self._build_encoder(party)
@@ -260,7 +264,7 @@ class SummedSplitNn(SumMethod, Tvfl):
                 f"{party.config.method.name}: representations are added, so all have as many "
                 f"numbers; got {sizes_text}; give all parties one model.representation"
             )
-        shape = offers[party.passives[0]].shape
+        shape = proposed_terms[party.passives[0]].shape
         return replace(agreed, secure_sum=party.describe_sum(session, shape))
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
@@ -299,9 +303,9 @@ class SummedSplitNn(SumMethod, Tvfl):
         """
         agreed = SessionSum.from_contract(party, contract)
         # The joint prediction after training needs one answer beyond those of the epochs.
-        sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
+        passive_sum = agreed.make_passive_sum(person_count=len(rows), extra_answers=1)
         trainer = self._make_encoder_trainer(party, rows)
-        role = SummedPassive(sum_end, trainer, clip=agreed.clip)
+        role = SummedPassive(passive_sum, trainer, clip=agreed.clip)
         if SummedJointSettings.from_run_settings(party.config).rests_on_encoders:
             # The encoder is still to be tested for prediction (`is_training` is False).
             role.unchecked_modes.add(False)

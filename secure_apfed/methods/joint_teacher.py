@@ -100,7 +100,7 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
         """
         settings = self._settings
         has_label_U = torch.zeros(len(self.student.positions_U), dtype=torch.bool)
-        has_label_U[torch.from_numpy(self.student.labelled)] = True
+        has_label_U[torch.from_numpy(self.student.labelled_n)] = True
         # The head labels unlabelled rows only; another labeller also learns from labelled ones.
         requested = torch.arange(len(has_label_U))
         if settings.labels == HEAD:
@@ -142,8 +142,8 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
         if self._voter is None:
             labels_VK = scores_VK.double().softmax(1).cpu().numpy()
             return harden_votes(labels_VK) if self._settings.form == "hard" else labels_VK
-        has_label_V = np.isin(index_V, self.student.labelled)
-        class_by_index = dict(zip(self.student.labelled, self.student.labels, strict=True))
+        has_label_V = np.isin(index_V, self.student.labelled_n)
+        class_by_index = dict(zip(self.student.labelled_n, self.student.labels_n, strict=True))
         labels = np.array([class_by_index[index] for index in index_V[has_label_V]], dtype=np.int64)
         # The labeller reads the representations of all parties side by side.
         return self._voter.label_rows(
@@ -163,7 +163,7 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
         )
         estimate_UK = response.estimate_sum(answers_U[None])
         prior = make_labeller_prior(Spreading())
-        return self.student.weigh_votes(estimate_UK, prior, seed=self._seed).likely
+        return self.student.weigh_votes(estimate_UK, prior, seed=self._seed).likely_UK
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
         """Return, after training, the test scores of the student and of the joint model.

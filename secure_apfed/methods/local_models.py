@@ -6,9 +6,9 @@ numbers from others. Nothing is sent: the labels are used with the representatio
 time. The local models are those that a run is compared with (`secure_apfed.baselines`), and models
 of x alone are the very fits of the baselines. A model that has collapsed is left out.
 
-There are two ways. `LocalEnding` (APFed with `train.labels: after`) fits local models to the inputs
+There are two ways. `FinalFit` (APFed with `train.labels: after`) fits local models to the inputs
 that `train.local_models` lists: the features x, the representation h, both beside each other; and
-pupils, models of x that learn from the received sums (`secure_apfed.methods.pupils`). It combines
+pupils, models of x that learn from the received sums (`secure_apfed.methods.sum_students`). It combines
 the models that use the exchange, by h or as pupils (`train.combine`). Models of x alone replace
 them if validation says that these are significantly better. No label was used in the exchange, so
 validation rows are as good as new ones. `fit_best_if_better` (APC-VFL and VFedTrans with
@@ -56,7 +56,7 @@ from secure_apfed.learning.votes import ROWS_PER_BLOCK
 from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.pupils import Pupil, teach_pupils
+from secure_apfed.methods.sum_students import SumStudent, fit_sum_students
 from secure_apfed.networks.models import WithFeatures
 from secure_apfed.settings.training import LAST_INPUTS, LastInput
 
@@ -77,16 +77,16 @@ class LocalModels:
 
     Attributes:
         networks: the model; it maps the active's features to K log-probabilities a row, in float64.
-        used: the names of the averaged models, or of the single chosen one, such as "mixmatch of x
-            and h".
-        left_out: the names of models that collapsed or could not be fitted.
-        reads_help: whether the model uses the exchange; False: models of x alone were chosen.
+        used_names: the names of the averaged models, or of the single chosen one, such as "mixmatch
+            of x and h".
+        left_out_names: the names of models that collapsed or could not be fitted.
+        is_helped: whether the model uses the exchange; False: models of x alone were chosen.
     """
 
     networks: ActiveNetworks = field(repr=False)
-    used: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
-    reads_help: bool = True
+    used_names: tuple[str, ...]
+    left_out_names: tuple[str, ...] = ()
+    is_helped: bool = True
 
     def make_scorer(self, table: PartyTable) -> Callable[[Tensor], Tensor]:
         """Return a function from row numbers of this table, (B,), to log-probabilities (B, K)."""
@@ -101,7 +101,7 @@ class LocalModels:
 
     def as_json(self) -> dict[str, list[str]]:
         """Return the names of used and left-out models as plain lists."""
-        return {"used": list(self.used), "left_out": list(self.left_out)}
+        return {"used": list(self.used_names), "left_out": list(self.left_out_names)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,19 +137,19 @@ class _Candidate(LocalModel):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _PupilCandidate(_Candidate):
+class _SumStudentCandidate(_Candidate):
     """A pupil as a candidate: a ridge regression on x that learnt a teacher's labels."""
 
-    pupil: Pupil
+    sum_student: SumStudent
 
     @property
     def name(self) -> str:
         """The name for reports, which names the pupil's teacher."""
-        return f"pupil of x taught by {self.pupil.taught_by}"
+        return f"pupil of x taught by {self.sum_student.teacher_name}"
 
     def fit(self) -> Predictor:
         """Return the pupil, which is fitted already."""
-        return self.pupil.predictor
+        return self.sum_student.predictor
 
     def has_collapsed(self) -> bool:
         """Return whether the pupil predicts nearly the same for all rows."""
@@ -157,7 +157,7 @@ class _PupilCandidate(_Candidate):
 
     def score_held_out(self) -> Scored | None:
         """Return the scores of validation rows; None: there are none."""
-        return self.pupil.held_out
+        return self.sum_student.held_out_scores
 
 
 class ReceivedSums:
@@ -166,19 +166,19 @@ class ReceivedSums:
     They are stored only for the U rows that local models learn from.
     """
 
-    def __init__(self, positions_U: Tensor, *, people: int) -> None:
+    def __init__(self, positions_U: Tensor, *, person_count: int) -> None:
         """Prepare empty sums, and the row of each alignment position.
 
         Args:
             positions_U: the alignment position of each of the U rows that local models learn from;
                 -1: the row is not aligned.
-            people: N, number of alignment positions.
+            person_count: N, number of alignment positions.
         """
-        rows = len(positions_U)
+        row_count = len(positions_U)
         is_aligned_U = positions_U >= 0
-        self._sum_UD = torch.zeros((rows, 0), dtype=torch.float64)
-        self._count_U = torch.zeros(rows, dtype=torch.int64)
-        self._row_by_position_N = torch.full((people,), _NOT_USED, dtype=torch.int64)
+        self._sum_UD = torch.zeros((row_count, 0), dtype=torch.float64)
+        self._count_U = torch.zeros(row_count, dtype=torch.int64)
+        self._row_by_position_N = torch.full((person_count,), _NOT_USED, dtype=torch.int64)
         self._row_by_position_N[positions_U[is_aligned_U]] = is_aligned_U.nonzero().flatten()
 
     def add_sums(self, positions_A: Tensor, sum_AD: Tensor) -> None:
@@ -207,35 +207,38 @@ class ReceivedSums:
         self._count_U = tensors["count"].clone()
 
 
-class LocalEnding:
+class FinalFit:
     """The end of a run whose exchange used no labels: local models learn the labels now.
 
     Run by: the active. It stores the sums that it receives during the exchange, and fits local
     models after it (`train.labels: after`).
 
     Attributes:
-        received: the sums that the active has received so far.
-        fitted: the fitted local models; None before training ends.
+        received_sums: the sums that the active has received so far.
+        fitted_models: the fitted local models; None before training ends.
     """
 
-    def __init__(self, party: PartyContext, people: Tensor) -> None:
+    def __init__(self, party: PartyContext, aligned_rows: Tensor) -> None:
         """Choose the rows that local models learn from, and prepare to collect their sums.
 
-        `party`: the active. `people`: the row of its table at each of the N alignment positions.
+        `party`: the active. `aligned_rows`: the row of its table at each of the N alignment
+        positions.
         """
-        self.fitted: LocalModels | None = None
+        self.fitted_models: LocalModels | None = None
         self._party = party
         # Copies of the party's own networks, taken before the exchange trains them.
         self._family = party.fresh_networks
-        self._rows_U = _sample_training_rows(party, people)
+        self._rows_U = _sample_training_rows(party, aligned_rows)
         position_by_row = torch.full((len(party.data.table.ids),), -1, dtype=torch.int64)
-        position_by_row[people] = torch.arange(len(people))
-        self.received = ReceivedSums(position_by_row[self._rows_U], people=len(people))
+        position_by_row[aligned_rows] = torch.arange(len(aligned_rows))
+        self.received_sums = ReceivedSums(
+            position_by_row[self._rows_U], person_count=len(aligned_rows)
+        )
 
     @property
     def networks(self) -> ActiveNetworks | None:
         """The networks of the fitted local models; None before they are fitted."""
-        return None if self.fitted is None else self.fitted.networks
+        return None if self.fitted_models is None else self.fitted_models.networks
 
     def make_task(self, labels_N: Tensor) -> BaselineTask:
         """Return the training rows and labels as a task for local models.
@@ -255,8 +258,8 @@ class LocalEnding:
         `labels_N`: the labels of all N rows of the active's table.
         """
         with working_on("local models", "learning the labels"):
-            self.fitted = self._fit(encoder, self.make_task(labels_N))
-        return self.fitted
+            self.fitted_models = self._fit(encoder, self.make_task(labels_N))
+        return self.fitted_models
 
     def refit_excluding(
         self, rows: Tensor, encoder: nn.Module, labels_N: Tensor
@@ -268,7 +271,7 @@ class LocalEnding:
         `rows`: row numbers of the active's table. `encoder`: computes the representation h.
         `labels_N`: the labels of all N rows of the table.
         """
-        if self.fitted is None:
+        if self.fitted_models is None:
             return None
         task = self.make_task(labels_N)
         labelled_n = self._rows_U[torch.from_numpy(task.labelled_indices)]
@@ -281,9 +284,9 @@ class LocalEnding:
         return fit_local_models(
             encoder,
             task,
-            combine=train.combine,
+            combination=train.combine,
             inputs=train.local_models,
-            received_UD=self.received.average_sums(),
+            received_UD=self.received_sums.average_sums(),
         )
 
     def score_rows(self, rows: Tensor, labels_N: Tensor) -> Scored:
@@ -291,12 +294,14 @@ class LocalEnding:
 
         `labels_N`: the labels of all N rows of the table.
         """
-        assert self.fitted is not None
-        return score_model(self.fitted.make_scorer(self._party.data.table), rows, labels_N.cpu())
+        assert self.fitted_models is not None
+        return score_model(
+            self.fitted_models.make_scorer(self._party.data.table), rows, labels_N.cpu()
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the fitted models' state; empty before they are fitted."""
-        return {} if self.fitted is None else self.fitted.networks.state_dict()
+        return {} if self.fitted_models is None else self.fitted_models.networks.state_dict()
 
     def restore(self, state: Mapping[str, Tensor], template: ActiveNetworks) -> None:
         """Restore the state that `tensors` returned; an empty state restores nothing.
@@ -304,19 +309,21 @@ class LocalEnding:
         `template`: the run's networks, which show the architecture.
         """
         if state:
-            self.fitted = LocalModels(networks=restore_networks(state, template), used=())
+            self.fitted_models = LocalModels(
+                networks=restore_networks(state, template), used_names=()
+            )
 
 
-def _sample_training_rows(party: PartyContext, people: Tensor) -> Tensor:
+def _sample_training_rows(party: PartyContext, aligned_rows: Tensor) -> Tensor:
     """Return the training rows that local models learn from.
 
-    Very many rows are sampled, to save time; all labelled rows remain. `people`: the row of the
-    active's table at each of the N alignment positions.
+    Very many rows are sampled, to save time; all labelled rows remain. `aligned_rows`: the row of
+    the active's table at each of the N alignment positions.
     """
     config = party.config
     data = party.data
     # With `use_unaligned` rows that no other party knows are used, too.
-    rows_U = intersect_rows(data.train_rows, None if config.train.use_unaligned else people)
+    rows_U = intersect_rows(data.train_rows, None if config.train.use_unaligned else aligned_rows)
     labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
     sample = sample_rows(len(rows_U), labelled.numpy(), seed=config.seed)
     return rows_U[torch.from_numpy(sample)]
@@ -326,7 +333,7 @@ def fit_local_models(
     encoder: nn.Module,
     task: BaselineTask,
     *,
-    combine: Combine,
+    combination: Combine,
     inputs: Collection[LastInput] = LAST_INPUTS,
     received_UD: FloatArray | None = None,
 ) -> LocalModels:
@@ -338,7 +345,7 @@ def fit_local_models(
         encoder: maps features (B, *shape) to the representation h (B, *any shape); it is copied,
             and not trained.
         task: the active's training rows and labels.
-        combine: "mean" of the probabilities of all models, "mean_of_three" of the best three on
+        combination: "mean" of the probabilities of all models, "mean_of_three" of the best three on
             validation rows, or the "best" one.
         inputs: what local models read ("x", "h", "x_and_h"), and "pupils" to fit pupils, too.
             Without "x" no model of x alone can replace the models that use the exchange.
@@ -350,58 +357,69 @@ def fit_local_models(
     encoder = _copy_encoder(encoder)
     sampled_rows = task.subsample_indices
     task = task.subsampled
-    max_models = _MAX_MODELS[combine]
+    max_models = _MAX_MODELS[combination]
     with one_thread(), cache_fits():
         # `helped` use what the exchange gave; `local` read the active's features x alone.
-        helped = _list_candidates(encoder, task, [name for name in inputs if name != "x"])
+        helped_candidates = _list_candidates(
+            encoder, task, [name for name in inputs if name != "x"]
+        )
         if received_UD is not None and "pupils" in inputs:
-            helped += _list_pupils(task, received_UD[sampled_rows])
-        needs_local = "x" in inputs or not helped
-        local = _list_candidates(encoder, task, ["x"] if needs_local else [])
-        used, left_out, reads_help = _pick_helped_or_alone(helped, local, maximum=max_models)
-        fitted = [(candidate.view, candidate.build_network()) for candidate in used]
-    average = average_models(fitted)
-    if all(candidate.input == "x" for candidate in used):
+            helped_candidates += _list_sum_students(task, received_UD[sampled_rows])
+        needs_local = "x" in inputs or not helped_candidates
+        local_candidates = _list_candidates(encoder, task, ["x"] if needs_local else [])
+        used_candidates, left_out_names, is_helped = _pick_helped_or_alone(
+            helped_candidates, local_candidates, max_models=max_models
+        )
+        views_and_networks = [
+            (candidate.view, candidate.build_network()) for candidate in used_candidates
+        ]
+    average = average_models(views_and_networks)
+    if all(candidate.input == "x" for candidate in used_candidates):
         networks = wrap_as_networks(average)  # no model reads h, so no encoder is stored
     else:
         networks = ActiveNetworks(WithFeatures(encoder), average.as_head())
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
-        used=tuple(candidate.name for candidate in used),
-        left_out=tuple(left_out),
-        reads_help=reads_help,
+        used_names=tuple(candidate.name for candidate in used_candidates),
+        left_out_names=tuple(left_out_names),
+        is_helped=is_helped,
     )
 
 
 def _pick_helped_or_alone(
-    helped: Sequence[_Candidate], local: Sequence[_Candidate], *, maximum: int | None
+    helped_candidates: Sequence[_Candidate],
+    local_candidates: Sequence[_Candidate],
+    *,
+    max_models: int | None,
 ) -> tuple[list[_Candidate], list[str], bool]:
     """Pick the models that use the exchange, unless others are significantly better.
 
     The others read the active's features x alone; validation rows decide.
 
-    `helped`: candidates that use the exchange. `local`: candidates of x alone. `maximum`: how many
-    models are averaged at most; None: all.
+    `helped_candidates`: candidates that use the exchange. `local_candidates`: candidates of x
+    alone. `max_models`: how many models are averaged at most; None: all.
 
     Returns the models to average, the names of models that collapsed or cannot be fitted, and
     whether the models to average use the exchange.
     """
-    if not helped:
-        return (*pick_models(local, max_models=maximum), False)
-    used, left_out = pick_models(helped, max_models=maximum)
-    if not local:
-        return used, left_out, True
-    local_used, local_left_out = pick_models(local, max_models=maximum)
-    left_out += local_left_out
-    with_help = average_held_out(used)
-    task = local[0].task
+    if not helped_candidates:
+        return (*pick_models(local_candidates, max_models=max_models), False)
+    used_candidates, left_out_names = pick_models(helped_candidates, max_models=max_models)
+    if not local_candidates:
+        return used_candidates, left_out_names, True
+    local_used, local_left_out = pick_models(local_candidates, max_models=max_models)
+    left_out_names += local_left_out
+    helped_scores = average_held_out(used_candidates)
+    task = local_candidates[0].task
     without_help = average_held_out(local_used)
-    if is_significantly_better(without_help, with_help, task.measure, seed=task.seed):
-        return local_used, left_out, False
-    return used, left_out, True
+    if is_significantly_better(without_help, helped_scores, task.measure, seed=task.seed):
+        return local_used, left_out_names, False
+    return used_candidates, left_out_names, True
 
 
-def fit_best_if_better(encoder: nn.Module, task: BaselineTask, *, reads: Input) -> LocalModels:
+def fit_best_if_better(
+    encoder: nn.Module, task: BaselineTask, *, encoder_output: Input
+) -> LocalModels:
     """Fit the best local model of h if validation finds it significantly better, otherwise of x.
 
     x are the active's features, h is their representation after the exchange.
@@ -409,22 +427,24 @@ def fit_best_if_better(encoder: nn.Module, task: BaselineTask, *, reads: Input) 
     Args:
         encoder: maps x (B, *shape) to h (B, *any shape); it is copied, and not trained.
         task: the active's training rows and labels.
-        reads: the encoder's output in words, for the name of the model: "h", or "x and h".
+        encoder_output: the encoder's output in words, for the name of the model: "h", or "x and h".
     """
     encoder = _copy_encoder(encoder)
     with one_thread(), cache_fits():
-        local = LocalModel.choose_best(task)
+        local_model = LocalModel.choose_best(task)
         h_UD = compute_representations(encoder, task)
-        reader = choose_reader(replace(task, features=h_UD, shape=h_UD.shape[1:]))
-        reads_help = is_surely_better(reader.score_held_out(), local)
-        if reads_help:
-            networks = ActiveNetworks(encoder, convert_predictor(reader.fit()).as_head())
+        model_of_h = choose_reader(replace(task, features=h_UD, shape=h_UD.shape[1:]))
+        is_helped = is_surely_better(model_of_h.score_held_out(), local_model)
+        if is_helped:
+            networks = ActiveNetworks(encoder, convert_predictor(model_of_h.fit()).as_head())
         else:
-            networks = wrap_as_networks(local.build_network())
+            networks = wrap_as_networks(local_model.build_network())
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
-        used=(f"{reader.name} of {reads}" if reads_help else f"{local.name} of x",),
-        reads_help=reads_help,
+        used_names=(
+            f"{model_of_h.name} of {encoder_output}" if is_helped else f"{local_model.name} of x",
+        ),
+        is_helped=is_helped,
     )
 
 
@@ -437,15 +457,17 @@ def choose_reader(task: BaselineTask) -> LocalModel:
     return LocalModel.choose_best(task, candidates=TEACHERS)
 
 
-def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
+def is_surely_better(helped_scores: Scored | None, local_model: LocalModel) -> bool:
     """Return whether a model that uses the exchange is significantly better than the local model.
 
     Args:
-        with_help: validation scores of the model that uses the exchange; None: there are none.
-        local: the best model of the active's own features; its task's measure decides.
+        helped_scores: validation scores of the model that uses the exchange; None: there are none.
+        local_model: the best model of the active's own features; its task's measure decides.
     """
-    task = local.task
-    return is_significantly_better(with_help, local.score_held_out(), task.measure, seed=task.seed)
+    task = local_model.task
+    return is_significantly_better(
+        helped_scores, local_model.score_held_out(), task.measure, seed=task.seed
+    )
 
 
 def wrap_as_networks(model: nn.Module) -> ActiveNetworks:
@@ -481,8 +503,8 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
     return copy.deepcopy(encoder).cpu().double().requires_grad_(False).eval()
 
 
-def _list_pupils(task: BaselineTask, received_UD: FloatArray) -> list[_Candidate]:
-    """Fit pupils, and return them as candidates (`secure_apfed.methods.pupils`).
+def _list_sum_students(task: BaselineTask, received_UD: FloatArray) -> list[_Candidate]:
+    """Fit pupils, and return them as candidates (`secure_apfed.methods.sum_students`).
 
     A pupil is a model of the features x; its teacher reads the received sums, too. `received_UD`:
     the mean received sum, D numbers for each of the task's U rows; NaN where there is none.
@@ -490,8 +512,8 @@ def _list_pupils(task: BaselineTask, received_UD: FloatArray) -> list[_Candidate
     view = ColumnView.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
     return [
-        _PupilCandidate(baseline=ridge, task=task, view=view, input="x", pupil=pupil)
-        for pupil in teach_pupils(task, received_UD)
+        _SumStudentCandidate(baseline=ridge, task=task, view=view, input="x", sum_student=pupil)
+        for pupil in fit_sum_students(task, received_UD)
     ]
 
 

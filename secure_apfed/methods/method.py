@@ -38,7 +38,7 @@ that may itself be waiting waits longer, so that the latter's error, which names
 comes first.
 """
 
-HELD_OUT = 0.1
+HELD_OUT_SHARE = 0.1
 """Share of the labelled training rows that are validation rows of early stopping."""
 
 Lockstep: TypeAlias = Callable[[int, Tensor], object]
@@ -70,28 +70,28 @@ class SessionTerms:
     secure_sum: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_rows(
+    def from_bounds(
         cls,
-        representations: Mapping[str, RepresentationBounds],
+        bounds_by_passive: Mapping[str, RepresentationBounds],
         *,
         secure_sum: Mapping[str, Any] = {},
-        weights: Mapping[str, float] = {},
+        weight_by_passive: Mapping[str, float] = {},
     ) -> Self:
         """Return terms under which no passive names an objective of its own.
 
         Args:
-            representations: mapping from passive name to the bounds on a row that it sends or
+            bounds_by_passive: mapping from passive name to the bounds on a row that it sends or
                 receives.
             secure_sum: the sum's public parameters.
-            weights: mapping from passive name to the factor of its contribution in the sum; 1 for
-                passives not named.
+            weight_by_passive: mapping from passive name to the factor of its contribution in the
+                sum; 1 for passives not named.
         """
         return cls(
             passives={
                 name: PassiveTerms(
-                    objective=None, weight=weights.get(name, 1.0), representation=representation
+                    objective=None, weight=weight_by_passive.get(name, 1.0), representation=bounds
                 )
-                for name, representation in representations.items()
+                for name, bounds in bounds_by_passive.items()
             },
             secure_sum=secure_sum,
         )
@@ -113,11 +113,11 @@ class HelperRole(Role, ABC):
 
     Attributes:
         contract: the session's contract, which all parties signed.
-        asks: the kinds of messages from the active that it answers.
+        request_kinds: the kinds of messages from the active that it answers.
     """
 
     contract: Contract
-    asks: tuple[Kind, ...] = ()
+    request_kinds: tuple[Kind, ...] = ()
 
     async def run_session(self, links: Links, save: Save) -> None:
         """Answer every message of the active from the first step to the end of the session.
@@ -127,15 +127,15 @@ class HelperRole(Role, ABC):
         active = self.contract.active
         while True:
             message = await links.receive(
-                active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=FOR_THE_ACTIVE
+                active, *self.request_kinds, Kind.CHECKPOINT, Kind.END, patience=FOR_THE_ACTIVE
             )
-            if message.kind in self.asks:
+            if message.kind in self.request_kinds:
                 await self.answer_message(links, message)
             elif not save_or_end(message.kind, message.step, links, active, save):
                 return
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Answer one message whose kind is in `asks`.
+        """Answer one message whose kind is in `request_kinds`.
 
         Raises LocalProtocolError: the role answers none.
         """
@@ -182,13 +182,13 @@ class ActiveRole(Role, ABC):
     Attributes:
         training_rows: the rows of one epoch, which are split into batches; a method defines what a
             row is.
-        smallest_batch: a last batch with fewer rows is left out.
-        training: the privacy account of DP-SGD training; None: training is not private.
+        min_batch_rows: a last batch with fewer rows is left out.
+        dp_sgd_training: the privacy cost of DP-SGD training; None: training is not private.
         guarantee: the privacy guarantee of what it sends or reads, in a sentence for the report.
-        rounding: the largest error by fixed-point rounding of one number of a secure sum; None:
-            there is no sum.
-        left: the passives that stopped answering in this session, with the step.
-        agreement: mapping from passive name to how far its votes agree with others'
+        rounding_error: the largest error by fixed-point rounding of one number of a secure sum;
+            None: there is no sum.
+        departure_step_by_passive: the step in which each passive stopped answering in this session.
+        agreement_by_party: mapping from passive name to how far its votes agree with others'
             (`VoteAgreement`); empty unless the active reads individual votes.
         help: the measured gain from the passives' votes on labelled rows; None: there are no votes.
         local_models: the names of local models that were "used", and of those "left_out", where
@@ -202,16 +202,16 @@ class ActiveRole(Role, ABC):
 
     training_rows: Tensor
     guarantee: str
-    smallest_batch: int = 2
+    min_batch_rows: int = 2
     min_spread: float = 0.0
-    training: WholeTraining | None = None
-    rounding: float | None = None
+    dp_sgd_training: WholeTraining | None = None
+    rounding_error: float | None = None
     model: ModelSettings | None = None
 
     def __init__(self) -> None:
         """Make the active's role; what becomes known in the session is empty."""
-        self.left: dict[str, int] = {}
-        self.agreement: Mapping[str, VoteAgreement] = {}
+        self.departure_step_by_passive: dict[str, int] = {}
+        self.agreement_by_party: Mapping[str, VoteAgreement] = {}
         self.help: MeasuredHelp | None = None
         self.local_models: Mapping[str, Sequence[str]] = {}
         self.fallback_networks: ActiveNetworks | None = None
@@ -282,7 +282,7 @@ class ActiveRole(Role, ABC):
         """Do the last computation that needs no message; by default none."""
 
     @property
-    def steps_without_all(self) -> int:
+    def incomplete_step_count(self) -> int:
         """The number of finished steps whose sum lacked at least one passive."""
         return 0
 
@@ -337,12 +337,13 @@ class Method(ABC):
         return None
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms of the contract, by default none; all parties compute the same.
 
-        `offers`: mapping from party name to the bounds that its `offer_terms` returned; parties
-        that returned None are missing. `session`: name of this session, the same at all parties.
+        `proposed_terms`: mapping from party name to the bounds that its `offer_terms` returned;
+        parties that returned None are missing. `session`: name of this session, the same at all
+        parties.
         """
         return SessionTerms()
 
@@ -362,11 +363,13 @@ class Method(ABC):
         model = self.find_sent_model(config, passive)
         return family_for(model, features).make_encoder(features, model)
 
-    def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
+    def resolve_settings(
+        self, config: RunSettings, column_count_by_passive: Mapping[str, int]
+    ) -> RunSettings:
         """Return the settings with a number for every "auto" that depends on the passives' tables.
 
-        By default there is none. `columns`: mapping from passive name to its number of distinct
-        columns. Raises ConfigError: these numbers do not allow the run.
+        By default there is none. `column_count_by_passive`: mapping from passive name to its number
+        of distinct columns. Raises ConfigError: these numbers do not allow the run.
         """
         return config
 
@@ -523,30 +526,30 @@ def save_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) ->
     return kind is not Kind.END
 
 
-def pick_held_out_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
+def pick_held_out_rows(active_role: ActiveRole, config: RunSettings) -> Tensor:
     """Return the validation rows of early stopping, which training skips; empty without it.
 
     The same seed gives the same rows.
     """
     if config.train.patience is None:
         # An empty tensor of the same type: no row is held out.
-        return learner.training_rows[:0]
-    order = shuffle_rows(learner.rows_with_label(), config.seed, "held out")
-    return order[: max(1, round(HELD_OUT * len(order)))]
+        return active_role.training_rows[:0]
+    order = shuffle_rows(active_role.rows_with_label(), config.seed, "held out")
+    return order[: max(1, round(HELD_OUT_SHARE * len(order)))]
 
 
-def pick_learnt_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
+def pick_learnt_rows(active_role: ActiveRole, config: RunSettings) -> Tensor:
     """Return the training rows without the validation rows."""
-    held_out = pick_held_out_rows(learner, config)
-    return learner.training_rows[~torch.isin(learner.training_rows, held_out)]
+    held_out = pick_held_out_rows(active_role, config)
+    return active_role.training_rows[~torch.isin(active_role.training_rows, held_out)]
 
 
-def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:
+def split_batches(active_role: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:
     """Return an epoch's batches of training rows; the same seed and epoch give the same batches.
 
     A last batch that is too small is left out. For methods that average networks or pseudo-labels
     (`averaged_quantity`), one batch has all rows.
     """
-    order = shuffle_rows(pick_learnt_rows(learner, config), config.seed, "batches", epoch)
+    order = shuffle_rows(pick_learnt_rows(active_role, config), config.seed, "batches", epoch)
     batches = [order] if config.method.averaged_quantity else order.split(config.train.batch_size)
-    return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]
+    return [rows_B for rows_B in batches if len(rows_B) >= active_role.min_batch_rows]

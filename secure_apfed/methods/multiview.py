@@ -99,8 +99,8 @@ class MultiviewSettings(MethodSettings):
         tolerance: relative decrease of the objective below which repeated updates stop; no setting.
         max_rounds: how often they are repeated at most; no setting.
         networks: the values of `model.network` that views may use.
-        labels_act_on_own: whether the labels act on the pseudo-labels of the party that has them;
-            False: on the common ones.
+        has_labels_on_own_view: whether the labels act on the pseudo-labels of the party that has
+            them; False: on the common ones.
     """
 
     beta: Annotated[float, protects("nobody")] = Field(ge=0)
@@ -111,7 +111,7 @@ class MultiviewSettings(MethodSettings):
     networks: ClassVar[tuple[str, ...]] = ("identity",)
     tolerance: ClassVar[float] = 1e-6
     max_rounds: ClassVar[int] = 100
-    labels_act_on_own: ClassVar[bool] = False
+    has_labels_on_own_view: ClassVar[bool] = False
 
     def for_party(self, name: str) -> Self:
         """Return the settings with this party's own beta_k, zeta_k and eta (MMVFL, Eq. 4).
@@ -130,14 +130,14 @@ class MultiviewSettings(MethodSettings):
                 f"moves all {self.averaged_quantity} of a party, so that no noise of a guard "
                 "covers it; say none"
             )
-        for place, model in self.models_in(config).items():
+        for settings_key, model in self.list_models_by_key(config).items():
             if model.network not in self.networks:
                 raise ValueError(
-                    f"{place}.network: method {self.name} takes {' or '.join(self.networks)}, got "
-                    f"{model.network}"
+                    f"{settings_key}.network: method {self.name} takes "
+                    f"{' or '.join(self.networks)}, got {model.network}"
                 )
 
-    def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
+    def list_models_by_key(self, config: RunSettings) -> dict[str, ModelSettings]:
         """Return the settings of the networks that read the parties' views, by settings key."""
         return {"model": config.model}
 
@@ -164,7 +164,7 @@ class OneViewSettings(MultiviewSettings):
         """
         return classes * config.train.epochs
 
-    def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
+    def list_models_by_key(self, config: RunSettings) -> dict[str, ModelSettings]:
         """Return the settings of the run's network and of passives' own networks, by settings key.
 
         A passive is listed only where `passives.NAME.model` configures it apart from the run.
@@ -174,7 +174,7 @@ class OneViewSettings(MultiviewSettings):
             for name, passive in config.passives.items()
             if passive.model is not None
         }
-        return super().models_in(config) | passive_models
+        return super().list_models_by_key(config) | passive_models
 
     def for_party(self, name: str) -> Self:
         """Return a copy with the weights of the objective that `parties` sets for party `name`."""
@@ -210,7 +210,7 @@ class MmvflSettings(OneViewSettings):
 
     title = "MMVFL"
     can_use_passive_labels = True
-    labels_act_on_own = True
+    has_labels_on_own_view = True
 
 
 class FedMvSettings(MultiviewSettings):
@@ -245,7 +245,7 @@ class RecurrentSettings(FedMvSettings):
         Raises ValueError: such a setting differs from its default, so it would have no effect.
         """
         super().check_run(config)
-        uses_gru = any(model.network == "gru" for model in self.models_in(config).values())
+        uses_gru = any(model.network == "gru" for model in self.list_models_by_key(config).values())
         if uses_gru:
             return
         for key in ("rounds", "local_epochs", "learning_rate", "dropout"):
@@ -285,13 +285,13 @@ class ViewsActive(SumLearner):
     See `ActiveRole` for the methods that a training loop calls.
     """
 
-    def __init__(self, party: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
+    def __init__(self, party: PartyContext, contract: Contract, active_sum: ActiveSum) -> None:
         """Build the active's encoder and linear layer; `get_active_networks` sets their weights.
 
-        `sum_end`: the active's side of the secure sum, which sends requests and decodes sums.
+        `active_sum`: the active's side of the secure sum, which sends requests and decodes sums.
         """
         super().__init__()
-        self.read_from(sum_end)
+        self.use_active_sum(active_sum)
         self.name = party.name
         self.contract = contract
         self._party = party
@@ -340,7 +340,7 @@ class MultiviewActive(ViewsActive):
     labels), and a view of its own: features X_1, weights W_1 and pseudo-labels Z_1.
 
     Attributes:
-        tested: the alignment positions of its test rows.
+        test_positions: the alignment positions of its test rows.
     """
 
     guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
@@ -351,21 +351,21 @@ class MultiviewActive(ViewsActive):
         contract: Contract,
         rows: Tensor,
         trainer: "ActiveTrainer",
-        sum_end: ActiveSum,
+        active_sum: ActiveSum,
     ) -> None:
         """Make the active's role, and find the alignment positions of training and test rows.
 
         `rows`: the row of its table at each of the N alignment positions. `trainer`: the active's
-        view and the common pseudo-labels Z. `sum_end`: the active's side of the secure sum, which
-        sends requests and decodes sums.
+        view and the common pseudo-labels Z. `active_sum`: the active's side of the secure sum,
+        which sends requests and decodes sums.
         """
-        super().__init__(party, contract, sum_end)
+        super().__init__(party, contract, active_sum)
         self.trainer = trainer
         self._rows = rows
         self.checkpoint_parts = {"": trainer}  # an empty prefix: its tensors keep their names
-        self.smallest_batch = party.config.rules.minimum_batch
+        self.min_batch_rows = party.config.rules.minimum_batch
         self.training_rows = find_positions_in_table_order(rows, party.data.train_rows)
-        self.tested = find_positions_in_table_order(rows, party.data.test_rows)
+        self.test_positions = find_positions_in_table_order(rows, party.data.test_rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Run one iteration: send the common pseudo-labels Z, and set Z to the mean of all Z_k.
@@ -390,13 +390,13 @@ class MultiviewActive(ViewsActive):
         Returns the request's bytes: the decoded sum must be bound to them.
         """
         payload = pack_tensors({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
-        self.sum.send_request(links, Kind.REQUEST, step, payload)
+        self.active_sum.send_request(links, Kind.REQUEST, step, payload)
         return payload
 
     def _list_absent(self) -> list[int]:
         """Return the indices in `trainer.zetas` of the passives that the last decoded sum lacks."""
         indexed_passives = enumerate(self.contract.passives, start=1)  # index 0 is the active
-        present = self.sum.receiver.counted
+        present = self.active_sum.receiver.counted
         return [index for index, name in indexed_passives if name not in present]
 
     async def _receive_sum(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
@@ -406,7 +406,7 @@ class MultiviewActive(ViewsActive):
         requested, with its weighted part of it. `payload`: the request's bytes.
         """
         classes = self.trainer.common_NC.shape[1]
-        sum_BC = await self.sum.receive_sum(links, step, rows_B, payload, classes)
+        sum_BC = await self.active_sum.receive_sum(links, step, rows_B, payload, classes)
         return np.asarray(sum_BC.numpy())
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
@@ -428,10 +428,10 @@ class MultiviewActive(ViewsActive):
         They are empty if there are fewer test rows than the agreed smallest batch, which passives
         would refuse. `step`: an unused step number.
         """
-        rows_B = self.tested
+        rows_B = self.test_positions
         empty_BC = self.trainer.common_NC[:0]
         truth_B = self._labels_N[self._rows[rows_B]]
-        if len(rows_B) < self.smallest_batch:
+        if len(rows_B) < self.min_batch_rows:
             return Scored.from_network_outputs(truth_B[:0], empty_BC)
         payload = self.send_request(links, step, rows_B, empty_BC)
         decoded_BC = await self._receive_sum(links, step, rows_B, payload)
@@ -464,16 +464,18 @@ class MultiviewPassive(SumHelper):
     labels.
     """
 
-    asks = (Kind.REQUEST,)
+    request_kinds = (Kind.REQUEST,)
 
-    def __init__(self, sum_end: PassiveSum, trainer: "ViewTrainer", *, clip: float | None) -> None:
+    def __init__(
+        self, passive_sum: PassiveSum, trainer: "ViewTrainer", *, clip: float | None
+    ) -> None:
         """Make a passive's role in multi-view learning.
 
-        `sum_end`: the passive's side of the secure sum, which checks requests and masks
+        `passive_sum`: the passive's side of the secure sum, which checks requests and masks
         contributions. `trainer`: the passive's view and its updates. `clip`: the largest L2 norm of
         a row that it may contribute; None: any.
         """
-        super().__init__(sum_end, {"": trainer})
+        super().__init__(passive_sum, {"": trainer})
         self.trainer = trainer
         self._clip = clip
 
@@ -484,11 +486,13 @@ class MultiviewPassive(SumHelper):
         Alg. 2). Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is
         longer than the clip bound of the sum.
         """
-        admitted, common_BC = self.admit_message(message)
-        values_BC = self.trainer.compute_share(admitted.step, admitted.rows, common_BC)
+        admitted_request, common_BC = self.admit_message(message)
+        values_BC = self.trainer.compute_share(
+            admitted_request.step, admitted_request.rows, common_BC
+        )
         # The sum would silently shorten longer rows, which would make the average wrong.
-        check_clip(values_BC, self._clip, me=self.name)
-        await self.sum.send_answer(links, admitted, values_BC)
+        check_clip(values_BC, self._clip, party_name=self.name)
+        await self.passive_sum.send_answer(links, admitted_request, values_BC)
 
     def feature_scores(self) -> Tensor | None:
         """Return the importance of each feature; None if a GRU makes the features."""
@@ -516,25 +520,25 @@ class MultiviewPassive(SumHelper):
                     f"{sender} sent {len(rows_B)} row positions for {len(z_BC)} rows of z"
                 )
             check_norms(z_BC, terms, sender=sender)
-        people = len(self.trainer.view.x_NF)
+        person_count = len(self.trainer.view.x_NF)
         minimum = self.contract.minimum_batch
-        check_rows(rows_B, alignment_size=people, min_rows=minimum, sender=sender)
-        admitted = self.sum.admit_request(message, rows_B)
-        return admitted, z_BC.numpy() if len(z_BC) else None
+        check_rows(rows_B, alignment_size=person_count, min_rows=minimum, sender=sender)
+        admitted_request = self.passive_sum.admit_request(message, rows_B)
+        return admitted_request, z_BC.numpy() if len(z_BC) else None
 
 
-def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
+def check_clip(values_BC: Floats, clip: float | None, *, party_name: str) -> None:
     """Refuse a contribution with rows longer than the clip bound, whose average would be wrong.
 
-    `values_BC`: the contribution of the party `me`: pseudo-labels (B, C), or weights of a model.
-    `clip`: the largest L2 norm of a row; None: any. Raises LocalProtocolError: names the norm of
-    the longest row.
+    `values_BC`: the contribution of the party `party_name`: pseudo-labels (B, C), or weights of a
+    model. `clip`: the largest L2 norm of a row; None: any. Raises LocalProtocolError: names the
+    norm of the longest row.
     """
     longest = float(np.linalg.norm(values_BC, axis=1).max(initial=0.0))
     if clip is not None and longest > clip:
         raise LocalProtocolError(
-            f"{me}: a row of its contribution is {longest:.3g} long, and secure_sum.clip cuts rows "
-            f"to {clip:g}; agree on a clip above {longest:.3g} at all parties"
+            f"{party_name}: a row of its contribution is {longest:.3g} long, and secure_sum.clip "
+            f"cuts rows to {clip:g}; agree on a clip above {longest:.3g} at all parties"
         )
 
 
@@ -582,7 +586,7 @@ class ViewTrainer:
             self.view.replace_features(self.sequence.compute_states())
         own_term = None
         if self.label_term is not None:
-            own_term = self.label_term.pick_rows(rows, for_own=True)
+            own_term = self.label_term.pick_rows(rows, updates_own_labels=True)
         own_labels_BC = self.view.update_model(rows, common_BC, own_term)
         return zeta / sum(self.zetas) * own_labels_BC
 
@@ -645,7 +649,7 @@ class ActiveTrainer(ViewTrainer):
         self.compute_share(step, rows_B, self.common_NC[rows_B.numpy()])
 
     def average_labels(
-        self, rows_B: Tensor, decoded_BC: Floats, absent: Sequence[int] = ()
+        self, rows_B: Tensor, decoded_BC: Floats, absent_indices: Sequence[int] = ()
     ) -> float:
         """Set Z of these rows to the mean of all Z_k; return the active's part of the objective.
 
@@ -654,19 +658,22 @@ class ActiveTrainer(ViewTrainer):
         Args:
             rows_B: alignment positions (indices into the common list of people), (B,).
             decoded_BC: the passives' decoded sum: zeta_k Z_k divided by the sum of all zetas.
-            absent: indices in `zetas` of passives that the sum lacks, which the mean leaves out.
+            absent_indices: indices in `zetas` of passives that the sum lacks, which the mean leaves
+                out.
         """
         rows = rows_B.numpy()
         all_zetas = sum(self.zetas)
         summed_BC = all_zetas * decoded_BC + self.view.zeta * self.view.labels_NC[rows]
-        present_zetas = sum(zeta for index, zeta in enumerate(self.zetas) if index not in absent)
-        common_term = self.label_term.pick_rows(rows, for_own=False)
+        present_zetas = sum(
+            zeta for index, zeta in enumerate(self.zetas) if index not in absent_indices
+        )
+        common_term = self.label_term.pick_rows(rows, updates_own_labels=False)
         common_BC = compute_common_labels(summed_BC, present_zetas, common_term)
         self.common_NC[rows] = common_BC
         return self.view.compute_loss(rows, common_BC)
 
     def predict_jointly(
-        self, rows_B: Tensor, decoded_BC: Floats, absent: Sequence[int] = ()
+        self, rows_B: Tensor, decoded_BC: Floats, absent_indices: Sequence[int] = ()
     ) -> Floats:
         """Return the joint prediction for rows outside training, (B, C): FedMV, Eqs. (12) and (13).
 
@@ -675,9 +682,11 @@ class ActiveTrainer(ViewTrainer):
         Args:
             rows_B: alignment positions (indices into the common list of people), (B,).
             decoded_BC: the decoded sum of the passives' weighted predictions.
-            absent: indices in `zetas` of passives that the sum lacks.
+            absent_indices: indices in `zetas` of passives that the sum lacks.
         """
-        absent_weight = sum(compute_joint_weight(self.zetas[index], self.zetas) for index in absent)
+        absent_weight = sum(
+            compute_joint_weight(self.zetas[index], self.zetas) for index in absent_indices
+        )
         own_weight = compute_joint_weight(self.view.zeta, self.zetas)
         own_BC = own_weight * self.view.compute_scores(rows_B.numpy())
         # All weights sum to 1; the division rescales the weights of the parties that answered.
@@ -754,22 +763,25 @@ class LabelTerm:
     Attributes:
         truth_NC: Y, one-hot; zeros where a row has no label to learn from.
         eta_N1: the weight eta of each row's term, (N, 1); 0 for rows without a label.
-        acts_on_own: whether the labels act on the pseudo-labels Z_k of their owner's view (MMVFL);
-            False: on the common pseudo-labels Z.
+        is_on_own_labels: whether the labels act on the pseudo-labels Z_k of their owner's view
+            (MMVFL); False: on the common pseudo-labels Z.
     """
 
     truth_NC: Floats = field(repr=False)  # noqa: N815
     eta_N1: Floats = field(repr=False)  # noqa: N815
-    acts_on_own: bool = False
+    is_on_own_labels: bool = False
 
-    def pick_rows(self, rows_B: NDArray[np.int64], *, for_own: bool) -> "LabelTerm | None":
+    def pick_rows(
+        self, rows_B: NDArray[np.int64], *, updates_own_labels: bool
+    ) -> "LabelTerm | None":
         """Return the term for these rows; None if it does not act on the pseudo-labels to update.
 
-        `for_own`: whether a view's own pseudo-labels Z_k are updated; False: the common Z is.
+        `updates_own_labels`: whether a view's own pseudo-labels Z_k are updated; False: the common
+        Z is.
         """
-        if for_own is not self.acts_on_own:
+        if updates_own_labels is not self.is_on_own_labels:
             return None
-        return LabelTerm(self.truth_NC[rows_B], self.eta_N1[rows_B], self.acts_on_own)
+        return LabelTerm(self.truth_NC[rows_B], self.eta_N1[rows_B], self.is_on_own_labels)
 
 
 @dataclass(eq=False)
@@ -1020,8 +1032,8 @@ def run_iteration(views: Sequence[ViewModel], common_NC: Floats, label_term: Lab
             first view's pseudo-labels or on Z.
     """
     rows = np.arange(len(common_NC))
-    first_view_term = label_term if label_term.acts_on_own else None
-    common_term = None if label_term.acts_on_own else label_term
+    first_view_term = label_term if label_term.is_on_own_labels else None
+    common_term = None if label_term.is_on_own_labels else label_term
     for index, view in enumerate(views):
         view.update_model(rows, common_NC, first_view_term if index == 0 else None)
     return average_views(views, common_term)
@@ -1045,7 +1057,7 @@ def compute_objective(
     pseudo-labels Z. `label_term`: the labels and their weights.
     """
     rows = np.arange(len(common_NC))
-    tied_NC = views[0].labels_NC if label_term.acts_on_own else common_NC
+    tied_NC = views[0].labels_NC if label_term.is_on_own_labels else common_NC
     label_loss = float((label_term.eta_N1 * (tied_NC - label_term.truth_NC) ** 2).sum())
     mean_view_loss = sum(view.compute_loss(rows, common_NC) for view in views)
     return len(rows) * mean_view_loss + label_loss
@@ -1078,15 +1090,15 @@ class Multiview(SumMethod):
         return bound_label_rows(party, len(party.data.classes))
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: the active's bounds for all passives, and the weight of each.
 
-        `offers`: mapping from party name to the bounds that its `offer_terms` returned; only the
-        active offers any. `session`: name of this session, the same at all parties. Raises
+        `proposed_terms`: mapping from party name to the bounds that its `offer_terms` returned;
+        only the active offers any. `session`: name of this session, the same at all parties. Raises
         ConfigError: settings for a party that does not exist or has no labels.
         """
-        offered = offers[party.active]
+        offered = proposed_terms[party.active]
         party.require_terms(
             party.active, offered, bound_label_rows(party, math.prod(offered.shape))
         )
@@ -1117,7 +1129,7 @@ class Multiview(SumMethod):
             contract,
             rows,
             trainer,
-            SessionSum.from_contract(party, contract).make_active_end(),
+            SessionSum.from_contract(party, contract).make_active_sum(),
         )
 
     def build_passive(self, party: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
@@ -1131,11 +1143,11 @@ class Multiview(SumMethod):
         sequence = _make_sequence_view(party, rows, classes)
         view = _make_view(party, contract, rows, classes, sequence)
         zetas = _list_zetas(party, contract)
-        agreed = SessionSum.from_contract(party, contract)
+        session_sum = SessionSum.from_contract(party, contract)
         # The joint prediction after training needs one answer beyond those of the epochs.
-        sum_end = agreed.make_passive_end(people=len(rows), extra_answers=1)
+        passive_sum = session_sum.make_passive_sum(person_count=len(rows), extra_answers=1)
         trainer = ViewTrainer(view, zetas, label_term, sequence=sequence)
-        return MultiviewPassive(sum_end, trainer, clip=agreed.clip)
+        return MultiviewPassive(passive_sum, trainer, clip=session_sum.clip)
 
 
 def _make_sequence_view(party: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
@@ -1266,7 +1278,7 @@ def make_label_term(party: PartyContext, rows: Tensor) -> LabelTerm:
     is_learnt_B1 = is_learnt_B.double().unsqueeze(1)
     truth_BC = F.one_hot(labels_B.clamp(min=0), len(party.data.classes)).double() * is_learnt_B1
     eta_B1 = settings.eta * is_learnt_B1
-    return LabelTerm(truth_BC.numpy(), eta_B1.numpy(), settings.labels_act_on_own)
+    return LabelTerm(truth_BC.numpy(), eta_B1.numpy(), settings.has_labels_on_own_view)
 
 
 def bound_label_rows(party: PartyContext, classes: int) -> RepresentationBounds:
@@ -1277,18 +1289,18 @@ def bound_label_rows(party: PartyContext, classes: int) -> RepresentationBounds:
 def make_terms(
     party: PartyContext,
     session: str,
-    terms: Mapping[str, RepresentationBounds],
-    weights: Mapping[str, float],
+    bounds_by_passive: Mapping[str, RepresentationBounds],
+    weight_by_passive: Mapping[str, float],
 ) -> SessionTerms:
     """Return the contract's terms: bounds and weight of each passive, and the parameters of their
     sum.
 
-    `session`: name of this session, the same at all parties. `terms`: mapping from passive name to
-    the bounds on a row that it receives or sends. `weights`: mapping from passive name to the
-    factor of its contribution.
+    `session`: name of this session, the same at all parties. `bounds_by_passive`: mapping from
+    passive name to the bounds on a row that it receives or sends. `weight_by_passive`: mapping from
+    passive name to the factor of its contribution.
     """
-    return SessionTerms.from_rows(
-        {name: terms[name] for name in party.passives},
-        weights=weights,
-        secure_sum=party.describe_sum(session, terms[party.passives[0]].shape),
+    return SessionTerms.from_bounds(
+        {name: bounds_by_passive[name] for name in party.passives},
+        weight_by_passive=weight_by_passive,
+        secure_sum=party.describe_sum(session, bounds_by_passive[party.passives[0]].shape),
     )

@@ -87,14 +87,16 @@ def sum_and_noise(
     # Under recoverable masks a sum may lack some passives, and with them their noise.
     min_passives = noiseless_sum.list_parameters().get("threshold", len(passives))
     assert isinstance(min_passives, int)
-    honest = min_passives - config.colluders
-    if honest < 1:
+    honest_count = min_passives - config.colluders
+    if honest_count < 1:
         raise ConfigError(
             f"colluders: {config.colluders} of the {min_passives} passives that a sum "
             "needs leave no honest one whose noise would count"
         )
-    steps = _calibrate_steps(config, noise, passives, shape, honest)
-    return make_sum(*sum_arguments, noise=steps), NoisePlan(steps=steps, honest=honest)
+    steps = _calibrate_steps(config, noise, passives, shape, honest_count)
+    return make_sum(*sum_arguments, noise_deviation=steps), NoisePlan(
+        steps=steps, honest=honest_count
+    )
 
 
 def make_sum_release(
@@ -118,21 +120,21 @@ def _calibrate_steps(
     noise: NoiseSettings,
     passives: Sequence[str],
     shape: Shape,
-    honest: int,
+    honest_count: int,
 ) -> int:
     """Return the standard deviation of each passive's noise, in steps of the fixed-point encoding.
 
     It is calibrated to the epsilon of the settings `noise`, or converted from their sigma, which is
     in units of the contributions. `shape`: shape of one row of a contribution, without the batch
-    axis. `honest`: number of passives whose noise counts towards epsilon. Raises ConfigError: more
-    noise than a sum can carry.
+    axis. `honest_count`: number of passives whose noise counts towards epsilon. Raises ConfigError:
+    more noise than a sum can carry.
     """
     if noise.epsilon is not None:
         return calibrate_noise(
             epsilon=noise.epsilon,
             delta=config.delta,
             releases=derive_limits(config).releases,
-            honest=honest,
+            honest=honest_count,
             # All passives add equal noise, so the largest sensitivity decides.
             sensitivity=max(_compute_sensitivity(config, passive, shape) for passive in passives),
             numbers=_count_numbers(config, shape),
@@ -189,9 +191,9 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
         is_row_wise = objective.row_wise
     else:
         is_row_wise = OBJECTIVES[objective.name].row_wise
-    moved_rows = 1 if is_row_wise and not is_defended else config.train.batch_size
+    rows_per_person = 1 if is_row_wise and not is_defended else config.train.batch_size
     return sensitivity_in_steps(
-        steps_in_clip=quantiser.max_level, columns=row_size, rows_per_person=moved_rows
+        steps_in_clip=quantiser.max_level, columns=row_size, rows_per_person=rows_per_person
     )
 
 

@@ -532,7 +532,9 @@ class PartyContext:
     def bound_representations(self, shape: Shape) -> RepresentationBounds:
         """Return the bounds on a row that the active sends; see `terms.bound_representations`."""
         projected = self.projection_size is not None
-        return bound_representations(self.config, shape, self._planned_guard, projected=projected)
+        return bound_representations(
+            self.config, shape, self._planned_guard, is_projected=projected
+        )
 
     def bound_sent_rows(self, shape: Shape) -> RepresentationBounds:
         """Return the bounds on a row that a passive sends; see `terms.bound_sent_rows`."""

@@ -283,7 +283,7 @@ class JointPredictor:
         self._trainer = trainer
         self._sum = None
         if contract.secure_sum:
-            self._sum = SessionSum.from_contract(party, contract).make_active_end()
+            self._sum = SessionSum.from_contract(party, contract).make_active_sum()
         self._step = 0
         self._askers: dict[str, Asker] = {}
         # For each passive: whether its limit is reached, by position in its list. One entry more,
@@ -443,11 +443,15 @@ class JointPredictor:
         for name, position_B in position_by_passive.items():
             links.send(name, Kind.REQUEST, step, _pack_request(position_B, salt))
         self._step += 1
-        terms = {name: passive.representation for name, passive in self.contract.passives.items()}
+        bounds_by_passive = {
+            name: passive.representation for name, passive in self.contract.passives.items()
+        }
         if self._sum is not None:
             rows_B = torch.arange(positions_MB.shape[1])
-            any_terms = next(iter(terms.values()))  # summed representations have one shape
-            row_size = math.prod(any_terms.shape)
+            any_bounds = next(
+                iter(bounds_by_passive.values())
+            )  # summed representations have one shape
+            row_size = math.prod(any_bounds.shape)
             # Every passive binds its contribution to this digest, so only a sum over these people
             # decodes.
             digest = _hash_people(people, salt)
@@ -457,7 +461,10 @@ class JointPredictor:
         for name, position_B in position_by_passive.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
             answered_B, h_BD = parse_representations(
-                answer, terms[name], alignment_size=self._askers[name].holder_size, min_rows=1
+                answer,
+                bounds_by_passive[name],
+                alignment_size=self._askers[name].holder_size,
+                min_rows=1,
             )
             if not torch.equal(answered_B, position_B):
                 raise RemoteProtocolError(f"{name} answered for other people than asked")

@@ -699,7 +699,7 @@ class Session:
     def present_helpers(self) -> list[str]:
         """The names of the passives and the aggregator, without those that stopped answering."""
         helpers = (*self.contract.passives, *self.contract.list_names("aggregator"))
-        return [name for name in helpers if name not in self.active_role.left]
+        return [name for name in helpers if name not in self.active_role.departure_step_by_passive]
 
     def record_sum(self, step: int) -> None:
         """Add the sum that the active decoded in this step, if any, to the transcript."""
@@ -731,7 +731,9 @@ class Session:
             name: ledger.summarise_cost() for name, ledger in self.contribution_ledgers.items()
         }
         cost_by_passive |= summarise_reported_costs(
-            self.reported_costs, passives=passives, silence_step_by_passive=self.active_role.left
+            self.reported_costs,
+            passives=passives,
+            silence_step_by_passive=self.active_role.departure_step_by_passive,
         )
         return {name: cost_by_passive[name] for name in passives if name in cost_by_passive}
 
@@ -769,7 +771,7 @@ class Session:
             self.list_column_counts(),
             agreed_numbers=agreed_parameters.get("numbers"),
         )
-        secure_sum = {**agreed_parameters, "rounding": self.active_role.rounding}
+        secure_sum = {**agreed_parameters, "rounding": self.active_role.rounding_error}
         if description is not None:
             secure_sum["opened"] = description
         return secure_sum
@@ -790,7 +792,10 @@ class Session:
         if not self.contract.secure_sum:
             return {}
         active_role = self.active_role
-        return {"left": dict(active_role.left), "steps_without_all": active_role.steps_without_all}
+        return {
+            "left": dict(active_role.departure_step_by_passive),
+            "steps_without_all": active_role.incomplete_step_count,
+        }
 
     def collect_networks(self) -> dict[str, nn.Module]:
         """Return the networks whose outputs leave passives of this process, by passive name."""

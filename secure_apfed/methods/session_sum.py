@@ -75,13 +75,13 @@ class SessionSum:
     Attributes:
         party: the inputs of the party.
         contract: the session's contract.
-        protocol: the secure sum.
+        secure_sum: the secure sum's protocol.
         noise: the noise that each passive adds to its contributions; None: none is agreed.
     """
 
     party: PartyContext
     contract: Contract
-    protocol: SecureSum
+    secure_sum: SecureSum
     noise: NoisePlan | None
 
     @classmethod
@@ -112,10 +112,10 @@ class SessionSum:
             return None
         return make_sum_release(self.party.config, self.party.passives[0], self.shape, self.noise)
 
-    def make_passive_end(
+    def make_passive_sum(
         self,
         *,
-        people: int,
+        person_count: int,
         extra_answers: int = 0,
         is_known_N: Tensor | None = None,
         counts_repeats_once: bool = False,
@@ -124,7 +124,7 @@ class SessionSum:
         """Return a passive's side of the sum.
 
         Args:
-            people: number of alignment positions, for each of which it counts its answers.
+            person_count: number of alignment positions, for each of which it counts its answers.
             extra_answers: how often a position may be answered besides training.
             is_known_N: whether it knows the person at each of the N positions; None: all.
             counts_repeats_once: whether an equal answer to an equal request in another session is
@@ -134,9 +134,9 @@ class SessionSum:
         party = self.party
         noise = None
         if self.noise is not None:
-            noise = party.open_contribution_noise(self.shape, self.noise, people)
+            noise = party.open_contribution_noise(self.shape, self.noise, person_count)
         answer_limits = AnswerLimits.from_contract(
-            party, self.contract, aligned=people, extra_answers=extra_answers
+            party, self.contract, position_count=person_count, extra_answers=extra_answers
         )
         return PassiveSum(
             party.name,
@@ -145,7 +145,7 @@ class SessionSum:
             noise=noise,
             is_known_N=is_known_N,
             answer_limits=answer_limits,
-            rounds=self.protocol.rounds,
+            rounds=self.secure_sum.rounds,
             counts_repeats_once=counts_repeats_once,
             defences=defences,
             record_contribution=party.record_contribution,
@@ -158,30 +158,30 @@ class SessionSum:
         it (`secure_apfed.methods.contributor_log`).
         """
         party = self.party
-        protocol = self.protocol
+        protocol = self.secure_sum
         if isinstance(protocol, RecoverableSum) and self.contract.silent_passive == "recover":
             return protocol.make_contributor(
                 party.name, contributor_log=RunContributorLog.for_party(party)
             )
         return protocol.make_contributor(party.name)
 
-    def make_active_end(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
+    def make_active_sum(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
         """Return the active's side of the sum, which sends requests and decodes sums.
 
         `dtype`: data type of `ActiveSum.decoded_sum`.
         """
         return ActiveSum(
             self.contract,
-            self.protocol.make_receiver(),
+            self.secure_sum.make_receiver(),
             RefusedSums(self.party),
-            rounding=self.protocol.compute_rounding_error(),
+            rounding_error=self.secure_sum.compute_rounding_error(),
             dtype=dtype,
         )
 
     def make_aggregator(self) -> "ContributionAggregator":
         """Return the aggregator's role in this sum."""
         return ContributionAggregator(
-            self.contract, self.protocol.make_aggregator(), rounds=self.protocol.rounds
+            self.contract, self.secure_sum.make_aggregator(), rounds=self.secure_sum.rounds
         )
 
 
@@ -301,45 +301,48 @@ class PassiveSum:
         return self._admitted_request
 
     def admit_representations(
-        self, message: Envelope, *, aligned: int
+        self, message: Envelope, *, position_count: int
     ) -> tuple[AdmittedRequest, Tensor]:
         """Check a request that contains representations, and admit it for one answer.
 
-        `aligned`: number of alignment positions. Returns the request, and its representations of B
-        rows. Raises RemoteProtocolError: positions or representations break a rule of the contract.
+        `position_count`: number of alignment positions. Returns the request, and its
+        representations of B rows. Raises RemoteProtocolError: positions or representations break a
+        rule of the contract.
         """
         rows_B, z_BD = parse_representations(
             message,
             self.contract.passives[self.name].representation,
-            alignment_size=aligned,
+            alignment_size=position_count,
             min_rows=self.contract.minimum_batch,
         )
         return self.admit_request(message, rows_B), z_BD
 
-    def defend_gradient(self, admitted: AdmittedRequest, gradient_BD: Tensor) -> Tensor:
+    def defend_gradient(self, request: AdmittedRequest, gradient_BD: Tensor) -> Tensor:
         """Return the gradient after all configured defences, to be contributed instead.
 
         `gradient_BD`: D numbers for each of the B rows of the request.
         """
-        return self.defences.protect_gradient(gradient_BD, step=admitted.step, receiver=AGGREGATOR)
+        return self.defences.protect_gradient(gradient_BD, step=request.step, receiver=AGGREGATOR)
 
-    async def send_answer(self, links: Links, admitted: AdmittedRequest, values_BD: Floats) -> None:
+    async def send_answer(
+        self, links: Links, admitted_request: AdmittedRequest, values_BD: Floats
+    ) -> None:
         """Send the aggregator the protected answer to the admitted request.
 
         In a sum of two rounds, answer the aggregator's second message, too. `values_BD`: the answer
         in real numbers.
         """
-        step = admitted.step
-        contribution = self.protect_answer(admitted, values_BD)
+        step = admitted_request.step
+        contribution = self.protect_answer(admitted_request, values_BD)
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, contribution)
         if self.rounds == 2:
-            request = await links.receive(
+            unmask_request = await links.receive(
                 AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=FOR_THE_AGGREGATOR
             )
-            answer = self.contributor.answer(request.payload)
-            links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
+            unmask_share = self.contributor.answer(unmask_request.payload)
+            links.send(AGGREGATOR, Kind.SUM_ANSWER, step, unmask_share)
 
-    def protect_answer(self, admitted: AdmittedRequest, values_BD: Floats) -> bytes:
+    def protect_answer(self, admitted_request: AdmittedRequest, values_BD: Floats) -> bytes:
         """Return one answer as the bytes of a protected contribution.
 
         In this order it is counted, its privacy cost is recorded in the ledger, its noise is added,
@@ -351,21 +354,21 @@ class PassiveSum:
             RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
             BudgetExhaustedError: contributing would exceed the privacy budget; nothing may be sent.
         """
-        if admitted is not self._admitted_request:
+        if admitted_request is not self._admitted_request:
             raise LocalProtocolError(
                 f"{self.name}: an answer is for what was admitted last, and leaves once"
             )
         # Used up: an answer leaves once.
         self._admitted_request = None
         values_BD = np.ascontiguousarray(values_BD)
-        digest = compute_answer_digest(self._digest_prefix, admitted.payload, values_BD)
-        self.count_answer(admitted, digest)
+        digest = compute_answer_digest(self._digest_prefix, admitted_request.payload, values_BD)
+        self.count_answer(admitted_request, digest)
         noise_BD = None
         if self.noise is not None:
             noise_BD = self.noise.charge_and_draw(
                 values_BD.shape,
-                step=admitted.step,
-                charged_rows_B=self.pick_known_rows(admitted.counted_rows),
+                step=admitted_request.step,
+                charged_rows_B=self.pick_known_rows(admitted_request.counted_rows),
                 digest=digest,
             )
         # The party's own record is in real numbers, noise included.
@@ -374,8 +377,12 @@ class PassiveSum:
             step_size = fixed_point.clip_norm / fixed_point.max_level
             noise = 0.0 if noise_BD is None else noise_BD * step_size
             noised_BD = torch.from_numpy(np.asarray(values_BD + noise, dtype=np.float32))
-            self._record_contribution(admitted.step, admitted.counted_rows, noised_BD)
-        return self.contributor.contribute(values_BD, self.make_binding(admitted), noise_BD)
+            self._record_contribution(
+                admitted_request.step, admitted_request.counted_rows, noised_BD
+            )
+        return self.contributor.contribute(
+            values_BD, self.make_associated_data(admitted_request), noise_BD
+        )
 
     def takes_part(self, step: int) -> bool:
         """Return whether this passive answers a step.
@@ -390,48 +397,56 @@ class PassiveSum:
         """Return those of these alignment positions whose people the passive knows, in order."""
         return rows_B if self._is_known_N is None else rows_B[self._is_known_N[rows_B]]
 
-    def count_answer(self, admitted: AdmittedRequest, digest: bytes) -> None:
+    def count_answer(self, admitted_request: AdmittedRequest, digest: bytes) -> None:
         """Count an answer against the limits of its positions; `digest` identifies it."""
         self.answer_limits.count_answers(
-            admitted.step, admitted.counted_rows, digest, sender=admitted.sender
+            admitted_request.step,
+            admitted_request.counted_rows,
+            digest,
+            sender=admitted_request.sender,
         )
 
-    def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
+    def make_associated_data(self, admitted_request: AdmittedRequest) -> StepBinding:
         """Return what the contribution is bound to; its sum decodes for this request only."""
-        return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
+        return make_step_binding(
+            self.contract.session,
+            admitted_request.step,
+            admitted_request.rows,
+            admitted_request.payload,
+        )
 
     def resume(self, next_step: int) -> None:
         """Mark all steps before this one as answered, after a resumption."""
-        self._gate.last = next_step - 1
+        self._gate.last_step = next_step - 1
 
 
 class SumHelper(HelperRole):
     """A passive that answers through the session's secure sum; see `HelperRole`."""
 
     def __init__(
-        self, sum_end: PassiveSum, checkpointed: Mapping[str, CheckpointPart] = {}
+        self, passive_sum: PassiveSum, checkpoint_parts: Mapping[str, CheckpointPart] = {}
     ) -> None:
         """Make the role.
 
-        `sum_end`: the passive's side of the secure sum. `checkpointed`: parts of its state for
-        checkpoints, by name, besides the counts of its answers.
+        `passive_sum`: the passive's side of the secure sum. `checkpoint_parts`: parts of its state
+        for checkpoints, by name, besides the counts of its answers.
         """
-        self.name = sum_end.name
-        self.contract = sum_end.contract
-        self.sum = sum_end
-        self.checkpoint_parts = {**checkpointed, "allowance": sum_end.answer_limits}
-        if sum_end.noise is not None:
-            self.contribution_ledger = sum_end.noise.ledger
-            self.ledgers = {self.name: sum_end.noise.ledger}
+        self.name = passive_sum.name
+        self.contract = passive_sum.contract
+        self.passive_sum = passive_sum
+        self.checkpoint_parts = {**checkpoint_parts, "allowance": passive_sum.answer_limits}
+        if passive_sum.noise is not None:
+            self.contribution_ledger = passive_sum.noise.ledger
+            self.ledgers = {self.name: passive_sum.noise.ledger}
 
     async def set_up(self, links: Links) -> None:
         """Exchange the sum's keys with the other parties."""
-        await self.sum.set_up(links)
+        await self.passive_sum.set_up(links)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore the state; steps before `next_step` are not answered again."""
         super().load_tensors(tensors, next_step=next_step)
-        self.sum.resume(next_step)
+        self.passive_sum.resume(next_step)
 
 
 class ActiveSum:
@@ -441,38 +456,38 @@ class ActiveSum:
     Attributes:
         decoded_sum: the sum that it decoded last, (B, D); None before. Its own record, in no
             message.
-        present: the passives that have not fallen silent.
-        left: the passives that stopped answering in this session, with the step.
-        steps_without_all: number of steps that were finished without some passive.
-        rounding: the largest error by fixed-point rounding of one number of a sum.
+        present_passives: the passives that have not fallen silent.
+        departure_step_by_passive: the step in which each passive stopped answering in this session.
+        incomplete_step_count: number of steps that were finished without some passive.
+        rounding_error: the largest error by fixed-point rounding of one number of a sum.
     """
 
     def __init__(
         self,
         contract: Contract,
         receiver: SumReceiver,
-        refused: "RefusedSums",
+        refused_sums: "RefusedSums",
         *,
-        rounding: float = 0.0,
+        rounding_error: float = 0.0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         """Make the active's side of the secure sum.
 
         Args:
             receiver: the protocol's object for the active, which decrypts and decodes sums.
-            refused: the record of sums that failed verification.
-            rounding: the largest error by fixed-point rounding of one number of a sum.
+            refused_sums: the record of sums that failed verification.
+            rounding_error: the largest error by fixed-point rounding of one number of a sum.
             dtype: data type of `decoded_sum`.
         """
         self.contract = contract
         self.receiver = receiver
-        self.rounding = rounding
-        self._refused = refused
+        self.rounding_error = rounding_error
+        self._refused = refused_sums
         self._dtype = dtype
         self.decoded_sum: Tensor | None = None
-        self.present = list(contract.passives)
-        self.left = dict[str, int]()
-        self.steps_without_all = 0
+        self.present_passives = list(contract.passives)
+        self.departure_step_by_passive = dict[str, int]()
+        self.incomplete_step_count = 0
         self._contract_digest = contract.digest.hex()
 
     async def set_up(self, links: Links) -> None:
@@ -489,7 +504,7 @@ class ActiveSum:
         so the step cannot be repeated.
         """
         self._repeat_with_same_passives(step)
-        for name in self.present:
+        for name in self.present_passives:
             links.send(name, kind, step, payload)
 
     def was_answered_without_some(self, step: int) -> bool:
@@ -497,50 +512,54 @@ class ActiveSum:
         present now.
         """
         contributors = self.contract.find_contributors(step)
-        return contributors is not None and any(name not in contributors for name in self.present)
+        return contributors is not None and any(
+            name not in contributors for name in self.present_passives
+        )
 
     def _repeat_with_same_passives(self, step: int) -> None:
         """Continue a repeated step with the passives that answered it before.
 
         Raises PartyLeftError: one of them fell silent.
         """
-        self._drop_silent_passives(self.contract.select_contributors(step, self.present), step)
+        self._drop_silent_passives(
+            self.contract.select_contributors(step, self.present_passives), step
+        )
 
-    def _drop_silent_passives(self, present: Sequence[str], step: int) -> None:
+    def _drop_silent_passives(self, present_passives: Sequence[str], step: int) -> None:
         """Continue with these passives only, and record at which step the others fell silent."""
-        if present == self.present:
+        if present_passives == self.present_passives:
             return
-        leavers = [name for name in self.present if name not in present]
-        self.left |= dict.fromkeys(leavers, step)
-        self.present = list(present)
+        leavers = [name for name in self.present_passives if name not in present_passives]
+        self.departure_step_by_passive |= dict.fromkeys(leavers, step)
+        self.present_passives = list(present_passives)
 
     async def receive_sum(
-        self, links: Links, step: int, rows_B: Tensor, payload: bytes, numbers: int
+        self, links: Links, step: int, rows_B: Tensor, payload: bytes, row_size: int
     ) -> Tensor:
         """Receive the aggregator's sum of all answers to a request, and return it decoded.
 
         Args:
             rows_B: the rows that the request was about.
             payload: the request's bytes.
-            numbers: D, number of values that an answer has for each row.
+            row_size: D, number of values that an answer has for each row.
 
-        Returns (B, `numbers`), float64.
+        Returns (B, `row_size`), float64.
 
         Raises RemoteProtocolError: the sum is altered, of another request, or of passives that the
         contract does not allow. After that no sum of this session is decoded any more.
         """
         self._repeat_with_same_passives(step)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=FOR_AN_ANSWER)
-        present, protected_sum = _parse_sum(message, self.present, self.contract)
-        binding = self.make_binding(step, rows_B, payload)
-        sum_BD = self.open_sum(protected_sum, (len(rows_B), numbers), binding)
+        present, protected_sum = _parse_sum(message, self.present_passives, self.contract)
+        associated_data = self.make_associated_data(step, rows_B, payload)
+        sum_BD = self.decode_sum(protected_sum, (len(rows_B), row_size), associated_data)
         self._drop_silent_passives(present, step)
         # A passive that left stays away until the next session, so this sum lacks it.
-        self.steps_without_all += bool(self.left)
+        self.incomplete_step_count += bool(self.departure_step_by_passive)
         return sum_BD
 
-    def open_sum(
-        self, protected_sum: bytes, shape: tuple[int, int], binding: StepBinding
+    def decode_sum(
+        self, protected_sum: bytes, shape: tuple[int, int], associated_data: StepBinding
     ) -> Tensor:
         """Decrypt and decode the aggregator's sum; a sum that fails is recorded on disk before the
         error is raised.
@@ -548,46 +567,46 @@ class ActiveSum:
         Args:
             protected_sum: the aggregator's bytes.
             shape: B rows and D numbers of the sum.
-            binding: the request that the sum must be bound to.
+            associated_data: the request that the sum must be bound to.
 
         Raises:
             LocalProtocolError: the receiver is not set up, or is used wrongly; not recorded.
             RemoteProtocolError: the sum is altered or belongs to another request.
         """
-        with self._refused.note_refusal(step=binding.step, contract=self._contract_digest):
-            sum_BD = torch.from_numpy(self.receiver.decode(protected_sum, shape, binding))
+        with self._refused.note_refusal(step=associated_data.step, contract=self._contract_digest):
+            sum_BD = torch.from_numpy(self.receiver.decode(protected_sum, shape, associated_data))
         self.decoded_sum = sum_BD.to(self._dtype)
         return sum_BD
 
-    def make_binding(self, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
+    def make_associated_data(self, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
         """Return what the sum of a request's answers is bound to: its step, rows and bytes."""
-        return bind_step(self.contract.session, step, rows_B, payload)
+        return make_step_binding(self.contract.session, step, rows_B, payload)
 
 
 class SumLearner(ActiveRole):
     """An active that reads the session's sum; see `ActiveRole`."""
 
-    sum: ActiveSum
+    active_sum: ActiveSum
 
-    def read_from(self, sum_end: ActiveSum) -> None:
-        """Read sums by `sum_end`, and share its record of passives that fell silent."""
-        self.sum = sum_end
-        self.left = sum_end.left
-        self.rounding = sum_end.rounding
+    def use_active_sum(self, active_sum: ActiveSum) -> None:
+        """Read sums by `active_sum`, and share its record of passives that fell silent."""
+        self.active_sum = active_sum
+        self.departure_step_by_passive = active_sum.departure_step_by_passive
+        self.rounding_error = active_sum.rounding_error
 
     async def set_up(self, links: Links) -> None:
         """Exchange the sum's keys with the other parties."""
-        await self.sum.set_up(links)
+        await self.active_sum.set_up(links)
 
     @property
     def last_sum(self) -> Tensor | None:
         """The sum that was decoded last; None before the first."""
-        return self.sum.decoded_sum
+        return self.active_sum.decoded_sum
 
     @property
-    def steps_without_all(self) -> int:
+    def incomplete_step_count(self) -> int:
         """The number of finished steps whose sum lacked at least one passive."""
-        return self.sum.steps_without_all
+        return self.active_sum.incomplete_step_count
 
 
 class Aggregator(HelperRole):
@@ -599,7 +618,7 @@ class Aggregator(HelperRole):
     passives answered them before and must answer again.
 
     Attributes:
-        present: the passives that have not fallen silent.
+        present_passives: the passives that have not fallen silent.
     """
 
     name = AGGREGATOR
@@ -607,7 +626,7 @@ class Aggregator(HelperRole):
     def __init__(self, contract: Contract) -> None:
         """Start with all passives present."""
         self.contract = contract
-        self.present = list(contract.passives)
+        self.present_passives = list(contract.passives)
         self._gate = StepGate(AGGREGATOR)
 
     async def run_session(self, links: Links, save: Save) -> None:
@@ -621,7 +640,7 @@ class Aggregator(HelperRole):
         while True:
             try:
                 message = await links.receive(
-                    (active, *self.present),
+                    (active, *self.present_passives),
                     Kind.CONTRIBUTION,
                     Kind.CHECKPOINT,
                     Kind.END,
@@ -632,7 +651,7 @@ class Aggregator(HelperRole):
             except PartyLeftError as error:
                 if active in error.missing_parties:
                     raise
-                self._drop_silent_passives(error, self.present)
+                self._drop_silent_passives(error, self.present_passives)
                 continue
             # Only passives contribute; only the active asks for checkpoints and ends the session.
             comes_from_active = message.sender == active
@@ -646,16 +665,18 @@ class Aggregator(HelperRole):
                 if not save_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
-            self.present = self.contract.select_contributors(message.step, self.present)
-            if message.sender not in self.present:
+            self.present_passives = self.contract.select_contributors(
+                message.step, self.present_passives
+            )
+            if message.sender not in self.present_passives:
                 continue  # it was left out of this step in an earlier session, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
             # Called only for its exception: a contributor of the step may have fallen silent
             # meanwhile.
             self.contract.select_contributors(message.step, [*bodies])
-            combined = await self.combine_bodies(links, message, bodies)
-            links.send(active, Kind.SUM, message.step, combined)
+            protected_sum = await self.combine_bodies(links, message, bodies)
+            links.send(active, Kind.SUM, message.step, protected_sum)
 
     def admit_step(self, message: Envelope) -> None:
         """Let a contribution start its step, once and in rising order.
@@ -666,12 +687,12 @@ class Aggregator(HelperRole):
 
     @abstractmethod
     async def combine_bodies(
-        self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
+        self, links: Links, first_message: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
         """Return the bytes for the active: what one contribution of each passive adds up to.
 
-        `first`: the message that started the step. `bodies`: mapping from passive name to the bytes
-        of its contribution.
+        `first_message`: the message that started the step. `bodies`: mapping from passive name to
+        the bytes of its contribution.
         """
 
     def _find_threshold(self) -> int:
@@ -680,54 +701,61 @@ class Aggregator(HelperRole):
         If sums may lack passives, that is the agreed threshold, otherwise all that are present.
         """
         if self.contract.silent_passive != "recover":
-            return len(self.present)
+            return len(self.present_passives)
         threshold = self.contract.secure_sum["threshold"]
         assert isinstance(threshold, int)
         return threshold
 
-    async def gather_bodies(self, links: Links, kind: Kind, first: Envelope) -> dict[str, bytes]:
+    async def gather_bodies(
+        self, links: Links, kind: Kind, first_message: Envelope
+    ) -> dict[str, bytes]:
         """Receive one message of this kind and step from every present passive.
 
-        `first`: the message that started the step; it is one of them if it is of this kind.
+        `first_message`: the message that started the step; it is one of them if it is of this kind.
         Passives that fall silent meanwhile are left out. Returns the messages' bytes for each
         passive name. Raises PartyLeftError, RemoteProtocolError: the step cannot be completed.
         """
         bodies = dict[str, bytes]()
-        missing = list(self.present)
-        if kind is first.kind:
-            bodies[first.sender] = first.payload
-            missing.remove(first.sender)
+        missing = list(self.present_passives)
+        if kind is first_message.kind:
+            bodies[first_message.sender] = first_message.payload
+            missing.remove(first_message.sender)
         while missing:
             try:
-                message = await links.receive(missing, kind, step=first.step, minimum=len(missing))
+                message = await links.receive(
+                    missing, kind, step=first_message.step, minimum=len(missing)
+                )
             except PartyLeftError as error:
                 self._drop_silent_passives(error, missing)
-                missing = [name for name in missing if name in self.present]
+                missing = [name for name in missing if name in self.present_passives]
             except RemoteProtocolError as error:
                 raise RemoteProtocolError(
-                    f"{error}; {first.sender} began that step, so one of the two is to blame"
+                    f"{error}; {first_message.sender} began that step, so one of the two is to "
+                    "blame"
                 ) from error
             else:
                 bodies[message.sender] = message.payload
                 missing.remove(message.sender)
-        return {name: bodies[name] for name in self.present}
+        return {name: bodies[name] for name in self.present_passives}
 
-    def _drop_silent_passives(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
+    def _drop_silent_passives(self, error: PartyLeftError, awaited_names: Sequence[str]) -> None:
         """Continue without the passives that fell silent, if the contract allows.
 
-        `error`: the error that their silence raised; it may name them. `awaited`: names of the
-        parties that were waited for, used if the error names none. Raises PartyLeftError: the
+        `error`: the error that their silence raised; it may name them. `awaited_names`: names of
+        the parties that were waited for, used if the error names none. Raises PartyLeftError: the
         contract says to stop or to wait, or too few passives remain.
         """
-        leavers = [name for name in error.missing_parties or awaited if name in self.present]
-        only_predicts = bool(self.contract.predicts)
-        recovers = self.contract.silent_passive == "recover"
-        if only_predicts or (isinstance(error, RunStoppedError) and not recovers):
+        leavers = [
+            name for name in error.missing_parties or awaited_names if name in self.present_passives
+        ]
+        is_prediction_session = bool(self.contract.predicts)
+        can_recover = self.contract.silent_passive == "recover"
+        if is_prediction_session or (isinstance(error, RunStoppedError) and not can_recover):
             raise error
         reason = str(error)
         if not error.has_left:  # a passive that is gone left the session itself
             reason += f"; or {self.contract.active} did not ask for it"
-        if not recovers:
+        if not can_recover:
             remedy = (
                 "the contract says to stop when a passive falls silent: go on in a new session "
                 f"once {' and '.join(leavers)} is back, or agree on rules.silent_passive: recover, "
@@ -736,10 +764,10 @@ class Aggregator(HelperRole):
             if self.contract.silent_passive == "wait":
                 remedy = f"the contract says to wait for {' and '.join(leavers)}"
             raise PartyLeftError(f"{reason}; {remedy}", missing_parties=tuple(leavers)) from error
-        self.present = [name for name in self.present if name not in leavers]
-        if not leavers or len(self.present) < self._find_threshold():
+        self.present_passives = [name for name in self.present_passives if name not in leavers]
+        if not leavers or len(self.present_passives) < self._find_threshold():
             passives = tuple(self.contract.passives)
-            missing = ", ".join(name for name in passives if name not in self.present)
+            missing = ", ".join(name for name in passives if name not in self.present_passives)
             raise PartyLeftError(
                 f"{reason}; this sum needs at least {self._find_threshold()} of {len(passives)} "
                 f"passives, missing: {missing}; resume once they are back",
@@ -766,18 +794,19 @@ class ContributionAggregator(Aggregator):
         await links.run_conversation(Kind.SUM_SETUP, self.sum_role, peers)
 
     async def combine_bodies(
-        self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
+        self, links: Links, first_message: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
         """Return the present passives and the sum of their protected contributions, packed.
 
-        With two rounds it first collects the passives' unmasking shares. `first`: the message that
-        started the step. `bodies`: mapping from passive name to the bytes of its contribution.
+        With two rounds it first collects the passives' unmasking shares. `first_message`: the
+        message that started the step. `bodies`: mapping from passive name to the bytes of its
+        contribution.
         """
         if self._rounds == 2:
             for name, request in self.sum_role.ask(bodies).items():
-                links.send(name, Kind.SUM_REQUEST, first.step, request)
-            bodies = await self.gather_bodies(links, Kind.SUM_ANSWER, first)
-        packed: bytes = msgpack.packb([self.present, self.sum_role.combine(bodies)])
+                links.send(name, Kind.SUM_REQUEST, first_message.step, request)
+            bodies = await self.gather_bodies(links, Kind.SUM_ANSWER, first_message)
+        packed: bytes = msgpack.packb([self.present_passives, self.sum_role.combine(bodies)])
         return packed
 
 
@@ -820,7 +849,7 @@ def compute_answer_digest(session: bytes, payload: bytes, values: NDArray[np.gen
     return content.digest()
 
 
-def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
+def make_step_binding(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
     """Return what a contribution and its sum are bound to: session, step, rows and request.
 
     A sum decodes only if all contributions and the active have the same binding. Rows are hashed as
@@ -842,14 +871,14 @@ def _parse_sum(
     allow.
     """
     try:
-        present, protected_sum = msgpack.unpackb(message.payload)
+        counted_passives, protected_sum = msgpack.unpackb(message.payload)
     except (ValueError, TypeError, msgpack.UnpackException):
-        present = None
+        counted_passives = None
         protected_sum = None
     if (
-        not isinstance(present, list)
+        not isinstance(counted_passives, list)
         or not isinstance(protected_sum, bytes)
-        or not all(type(name) is str for name in present)
+        or not all(type(name) is str for name in counted_passives)
     ):
         raise RemoteProtocolError(
             f"{message.sender} sent something else than a sum and who takes part still"
@@ -857,36 +886,40 @@ def _parse_sum(
     # Passives may be missing under this rule only, down to the agreed threshold.
     may_leave = contract.silent_passive == "recover"
     min_passives = contract.secure_sum["threshold"] if may_leave else len(passives)
-    allowed = [name for name in passives if name in present] if may_leave else list(passives)
-    if present != allowed or len(present) < min_passives:
+    allowed_passives = (
+        [name for name in passives if name in counted_passives] if may_leave else list(passives)
+    )
+    if counted_passives != allowed_passives or len(counted_passives) < min_passives:
         raise RemoteProtocolError(
-            f"{message.sender} counts {', '.join(present)[:200] or 'nobody'} in the sum of step "
-            f"{message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
+            f"{message.sender} counts {', '.join(counted_passives)[:200] or 'nobody'} in the sum "
+            f"of step {message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
             f"{min_passives} of {', '.join(passives)}"
         )
-    return present, protected_sum
+    return counted_passives, protected_sum
 
 
 class StepGate:
     """A check that every step of a session is answered at most once, in rising order.
 
     Attributes:
-        last: the last step that passed; -1: none.
+        last_step: the last step that passed; -1: none.
     """
 
-    def __init__(self, me: str) -> None:
-        """Let every step pass from 0 on; `me`: name of the party that answers, for errors."""
-        self._me = me
-        self.last = -1
+    def __init__(self, party_name: str) -> None:
+        """Let every step pass from 0 on; `party_name`: name of the party that answers, for "
+        "errors.
+        """
+        self._me = party_name
+        self.last_step = -1
 
     def enter(self, step: int, *, sender: str) -> None:
         """Let a step pass if it is later than all before; otherwise raise RemoteProtocolError."""
-        if step <= self.last:
+        if step <= self.last_step:
             raise RemoteProtocolError(
-                f"{self._me}: {sender} sent step {step} after step {self.last}; "
+                f"{self._me}: {sender} sent step {step} after step {self.last_step}; "
                 "a step is never answered twice in one session"
             )
-        self.last = step
+        self.last_step = step
 
 
 class AnswerLimits:
@@ -900,14 +933,14 @@ class AnswerLimits:
 
     @classmethod
     def from_contract(
-        cls, party: PartyContext, contract: Contract, *, aligned: int, extra_answers: int = 0
+        cls, party: PartyContext, contract: Contract, *, position_count: int, extra_answers: int = 0
     ) -> Self:
         """Return the limits and counters of this party, in a log if it keeps logs.
 
-        `aligned`: number of alignment positions. `extra_answers`: how often a position may be
-        answered besides training.
+        `position_count`: number of alignment positions. `extra_answers`: how often a position may
+        be answered besides training.
         """
-        log = (
+        log_path = (
             log_file(party.secrets.log_folder, "answers", party.name, "jsonl")
             if party.secrets.log_folder
             else None
@@ -915,41 +948,43 @@ class AnswerLimits:
         return cls(
             party.name,
             contract,
-            aligned=aligned,
+            position_count=position_count,
             extra_answers=extra_answers,
-            log=log,
+            log_path=log_path,
             # An answer that stays in this process need not wait for the disk.
             is_durable=party.secrets.needs_durable_logs,
         )
 
     def __init__(
         self,
-        me: str,
+        party_name: str,
         contract: Contract,
         *,
-        aligned: int,
-        log: Path | None,
+        position_count: int,
+        log_path: Path | None,
         extra_answers: int = 0,
         is_durable: bool = True,
     ) -> None:
         """Make the counters of answers by position; with a log, answers of earlier sessions count.
 
         Args:
-            me: name of the party that answers, for errors.
-            aligned: number of alignment positions.
-            log: the write-ahead log; None: counts are in memory and checkpoints only.
+            party_name: name of the party that answers, for errors.
+            position_count: number of alignment positions.
+            log_path: the write-ahead log; None: counts are in memory and checkpoints only.
             extra_answers: how often a position may be answered besides training.
             is_durable: whether a line of the log must be on the disk before its answer leaves; the
                 operating system's buffers are lost in a power failure.
 
         Raises CheckpointError: the log was altered, or is of another run.
         """
-        self._me = me
+        self._me = party_name
         self._max_batch = contract.batch_size
         # One answer an epoch; spare ones are for epochs that break off and are repeated.
         self._max_answers = contract.epochs + contract.spare_answers + extra_answers
-        self._is_durable = log is not None and is_durable
-        self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._max_answers})
+        self._is_durable = log_path is not None and is_durable
+        self._counts = ReleaseCounts(
+            rows=position_count, log=log_path, about={"answers": self._max_answers}
+        )
 
     def check_batch(self, step: int, rows_B: Tensor, *, sender: str) -> None:
         """Refuse a request before anything is computed: too large a batch, or a row too often.
@@ -1016,7 +1051,7 @@ class DurableLog:
         events.
         """
         logs = party.secrets.log_folder
-        self.me = party.name
+        self.party_name = party.name
         self.path = log_file(logs, name, party.name, "jsonl") if logs else None
 
     def load_lines(self) -> Sequence[bytes]:
@@ -1057,15 +1092,17 @@ class RefusedSums:
         cannot be read.
         """
         self._log = DurableLog(party, "refused")
-        allowed = party.config.rules.refused_sums
-        if (count := len(self._log.load_lines())) > allowed:
+        allowed_count = party.config.rules.refused_sums
+        if (refused_count := len(self._log.load_lines())) > allowed_count:
             raise CheckpointError(
-                f"{party.name} refused {count} sum{'s' * (count > 1)} of this run, and "
-                f"rules.refused_sums is {allowed}. Whoever altered them (the aggregator, or a "
+                f"{party.name} refused {refused_count} sum{'s' * (refused_count > 1)} of this run, "
+                "and "
+                f"rules.refused_sums is {allowed_count}. Whoever altered them (the aggregator, or "
+                "a "
                 "passive) may have learnt bits of the passives' numbers from which were taken, and "
                 "a resumed run computes the same numbers again. Find out who it was; then begin a "
                 "new run with another seed, among parties that you trust. If it was nobody's "
-                f"intent, resume with rules.refused_sums: {count} in the run's config.yaml"
+                f"intent, resume with rules.refused_sums: {refused_count} in the run's config.yaml"
             )
 
     @contextmanager
@@ -1082,7 +1119,7 @@ class RefusedSums:
             raise
         except Exception:
             self._log.append_line(
-                f"that {self._log.me} refused the sum of step {step}",
+                f"that {self._log.party_name} refused the sum of step {step}",
                 "; do not resume this run, which could not count it",
                 contract=contract,
                 step=step,

@@ -20,7 +20,7 @@ from secure_apfed.exchange import Links
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.measures.table import Scored
 from secure_apfed.methods.alignment import intersect_rows
-from secure_apfed.methods.local_models import LocalEnding
+from secure_apfed.methods.local_models import FinalFit
 from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
@@ -62,11 +62,11 @@ class SingleViewActive(ActiveRole):
 
     Attributes:
         trainer: the active's networks, their optimiser, and its table.
-        ending: the local models that learn the labels at the end (`train.labels: after`); None: the
-            networks learn them step by step.
+        final_fit: the local models that learn the labels at the end (`train.labels: after`); None:
+            the networks learn them step by step.
     """
 
-    ending: LocalEnding | None = None
+    final_fit: FinalFit | None = None
 
     def __init__(self, parts: ActiveParts) -> None:
         """Make the active's role, and choose its training rows.
@@ -82,7 +82,7 @@ class SingleViewActive(ActiveRole):
         self.trainer = parts.trainer
         self.checkpoint_parts = {"": parts.trainer, "guard": protection.charged_guard.guard}
         self.ledgers = protection.list_ledgers(party.name)
-        self.training = protection.whole_training
+        self.dp_sgd_training = protection.whole_training
         self.guarantee = protection.describe_guarantee()
         self._party = party
         # The table rows that may be trained on; None: all.
@@ -90,8 +90,11 @@ class SingleViewActive(ActiveRole):
         if people is not None and not party.config.train.has_unaligned_rows_in_batches:
             self._training_people = people
         if people is not None and party.config.train.is_exchange_label_free:
-            self.ending = LocalEnding(party, people)
-            self.checkpoint_parts = {**self.checkpoint_parts, "received": self.ending.received}
+            self.final_fit = FinalFit(party, people)
+            self.checkpoint_parts = {
+                **self.checkpoint_parts,
+                "received": self.final_fit.received_sums,
+            }
         self._set_training_rows(party.data.train_rows)
 
     def _set_training_rows(self, train_rows: Tensor) -> None:
@@ -100,10 +103,10 @@ class SingleViewActive(ActiveRole):
         If the settings exclude unaligned rows, only the aligned rows of them are used.
         """
         self.training_rows = intersect_rows(train_rows, self._training_people)
-        self.trainer.weigh_classes(self.learnt, len(self._party.data.classes))
+        self.trainer.weigh_classes(self.learnt_rows, len(self._party.data.classes))
 
     @property
-    def learnt(self) -> Tensor:
+    def learnt_rows(self) -> Tensor:
         """The training rows without the rows that are held out for validation."""
         return self.list_learnt_rows(self._party.config)
 
@@ -121,11 +124,11 @@ class SingleViewActive(ActiveRole):
         h is the representation of a row by the trained encoder.
         """
         trainer = self.trainer
-        if self.ending is not None:
-            fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
-            self.local_models = fitted.as_json()
+        if self.final_fit is not None:
+            local_models = self.final_fit.fit_models(trainer.networks.encoder, trainer.labels_N)
+            self.local_models = local_models.as_json()
         elif self._party.config.train.spread_labels:
-            trainer.fit_head_by_label_spreading(self.learnt)
+            trainer.fit_head_by_label_spreading(self.learnt_rows)
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
         """Return the scores of the test rows, by the method's name; sends nothing.
@@ -133,10 +136,10 @@ class SingleViewActive(ActiveRole):
         Local models give them once they are fitted, otherwise the networks.
         """
         rows = self._party.data.test_rows
-        if self.ending is None or self.ending.fitted is None:
+        if self.final_fit is None or self.final_fit.fitted_models is None:
             scored = self.trainer.score_rows(rows)
         else:
-            scored = self.ending.score_rows(rows, self.trainer.labels_N)
+            scored = self.final_fit.score_rows(rows, self.trainer.labels_N)
         return {self._party.config.method.name: scored}
 
     def rows_with_label(self) -> Tensor:
@@ -159,29 +162,29 @@ class SingleViewActive(ActiveRole):
 
     def get_active_networks(self) -> ActiveNetworks | None:
         """Return the active's own model; None if it consists of local models not fitted yet."""
-        return self.trainer.networks if self.ending is None else self.ending.networks
+        return self.trainer.networks if self.final_fit is None else self.final_fit.networks
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
         """Return local models fitted without the labels of these table rows.
 
         None: the run has no local models, or they are not fitted yet.
         """
-        if self.ending is None:
+        if self.final_fit is None:
             return None
         trainer = self.trainer
-        return self.ending.refit_excluding(rows, trainer.networks.encoder, trainer.labels_N)
+        return self.final_fit.refit_excluding(rows, trainer.networks.encoder, trainer.labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state of the networks and of the fitted local models."""
-        fitted = {} if self.ending is None else self.ending.tensors()
+        fitted = {} if self.final_fit is None else self.final_fit.tensors()
         return super().tensors() | add_prefix(_LOCAL_MODELS, fitted)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore the networks, and local models if there are any."""
         super().load_tensors(tensors, next_step=next_step)
-        if self.ending is not None:
+        if self.final_fit is not None:
             state = remove_prefix(_LOCAL_MODELS, tensors)
-            self.ending.restore(state, self.trainer.networks)
+            self.final_fit.restore(state, self.trainer.networks)
 
 
 class SingleView(Method):

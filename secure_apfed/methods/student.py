@@ -2,9 +2,9 @@
 
 Run by: the active, where labels come from votes or a joint teacher. Random features under a linear
 head are fitted in closed form; every other network is trained by gradient descent. Labelled rows
-keep their own labels. In a regression, classes are ranges of targets (`Bins`). Letters: N rows of
-the active's table, U rows to learn from, V some of these, n labelled rows, B rows of a batch, F
-features, D numbers of an encoded row, K classes, T numbers of a row's target (K, or 1 in a
+keep their own labels. In a regression, classes are ranges of targets (`TargetRanges`). Letters: N
+rows of the active's table, U rows to learn from, V some of these, n labelled rows, B rows of a
+batch, F features, D numbers of an encoded row, K classes, T numbers of a row's target (K, or 1 in a
 regression).
 """
 
@@ -91,8 +91,8 @@ _MAX_TREE_ROWS = 10_000
 """Rows at most to which trees are fitted."""
 _FOLDS_COMPARED = 3
 """Folds of that comparison."""
-_BEST_SOLO = "best_solo"
-_PRIORS = (_BEST_SOLO, "labeller", *BASELINES)
+_BEST_LOCAL = "best_solo"
+_PRIORS = (_BEST_LOCAL, "labeller", *BASELINES)
 """Names of the active's priors: the models that predict a row's class before votes are read; see
 `find_prior`."""
 RANGES = 8
@@ -127,24 +127,24 @@ it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Bins:
+class TargetRanges:
     """The ranges of targets that serve as classes.
 
     Attributes:
         edges: the boundaries between ranges, (K - 1,), rising.
-        centres: the target that each range stands for, (K,).
+        mean_targets: the target that each range stands for, (K,).
     """
 
     edges: Floats
-    centres: Floats
+    mean_targets: Floats
 
     @classmethod
-    def from_targets(cls, targets_n: Floats, *, ranges: int = RANGES) -> Self:
+    def from_targets(cls, targets_n: Floats, *, range_count: int = RANGES) -> Self:
         """Cut targets (n,) at their quantiles; each range stands for the mean of its targets.
 
         If many targets are equal, a range may be empty; it stands for its lower edge then.
         """
-        inner_quantiles = np.linspace(0, 1, ranges + 1)[1:-1]
+        inner_quantiles = np.linspace(0, 1, range_count + 1)[1:-1]
         edges = np.quantile(targets_n, inner_quantiles)
         range_n = np.searchsorted(edges, targets_n, side="left")
         # Every range starts as its lower edge; the lowest range has none, and takes its upper edge.
@@ -164,7 +164,7 @@ class Bins:
         zeros gets 0: targets are standardised, so 0 is their mean.
         """
         total_U1 = likely_UK.sum(axis=1, keepdims=True)
-        mean_U1 = (likely_UK @ self.centres)[:, None]
+        mean_U1 = (likely_UK @ self.mean_targets)[:, None]
         expected_U1: Floats = np.zeros_like(mean_U1)
         np.divide(mean_U1, total_U1, out=expected_U1, where=total_U1 > 0)
         return expected_U1
@@ -181,8 +181,8 @@ class Student:
         rows_U: the rows of the active's table that it learns from.
         positions_U: the alignment positions of these rows.
         features_UF: the features of these rows, flattened, float64.
-        labelled: indices into `rows_U` of the labelled rows, (n,).
-        labels: the classes of the labelled rows, (n,).
+        labelled_n: indices into `rows_U` of the labelled rows, (n,).
+        labels_n: the classes of the labelled rows, (n,).
         trainer: the student's network and the optimiser.
     """
 
@@ -218,11 +218,13 @@ class Student:
         self._measure = choose_class_measure(config)
         self._shape = features_N.shape[1:]
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
-        self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
-        known_n = data.table.labels[rows_U[self.labelled]].numpy()
+        self.labelled_n = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
+        known_n = data.table.labels[rows_U[self.labelled_n]].numpy()
         # A regression learns by votes for ranges of the target; None: the task has classes.
-        self._bins = Bins.from_targets(known_n.astype(np.float64)) if is_regression else None
-        self.labels = known_n if self._bins is None else self._bins.encode_targets(known_n)
+        self._bins = (
+            TargetRanges.from_targets(known_n.astype(np.float64)) if is_regression else None
+        )
+        self.labels_n = known_n if self._bins is None else self._bins.encode_targets(known_n)
         # Targets of the labelled rows: one-hot classes, or the number itself.
         self._truth_nT = known_n[:, None] if is_regression else np.eye(self.classes)[known_n]
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
@@ -266,8 +268,8 @@ class Student:
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
         return BaselineTask.from_arrays(
             features,
-            self.labelled,
-            self.labels,
+            self.labelled_n,
+            self.labels_n,
             classes=self.classes,
             seed=seed,
             model=self._model,
@@ -305,7 +307,7 @@ class Student:
 
         It is possible for classes, and useful if the student also learns from unlabelled rows.
         """
-        return self.has_classes and len(self.labelled) < len(self.rows_U)
+        return self.has_classes and len(self.labelled_n) < len(self.rows_U)
 
     def use_baseline(self, baseline: Baseline) -> None:
         """Fit this baseline to all rows, and predict with it from now on instead of the network.
@@ -334,18 +336,18 @@ class Student:
 
         `is_used_U`: whether local models are fitted to a row, (U,).
         """
-        local = self._fit_named_model(_AVERAGED_WITH, is_used_U).encoder
-        assert isinstance(local, FittedModel)
-        features = self.features_UF.shape[1]
+        local_models = self._fit_named_model(_AVERAGED_WITH, is_used_U).encoder
+        assert isinstance(local_models, FittedModel)
+        feature_count = self.features_UF.shape[1]
         student = copy.deepcopy(student).cpu().double()
         if isinstance(student.encoder, FittedModel):  # trees fitted to the rows' targets
             return wrap_as_networks(
-                blend_models(ColumnView.for_whole_row(features), student.encoder, local)
+                blend_models(ColumnView.for_whole_row(feature_count), student.encoder, local_models)
             )
         # Ridge regression on random features predicts probabilities; other networks give logits.
         are_shares = isinstance(student.encoder, RandomFeatures)
-        view, scores = make_score_reader(features, self.classes, are_shares=are_shares)
-        head = blend_models(view, scores, local).as_head()
+        view, scores = make_score_reader(feature_count, self.classes, are_shares=are_shares)
+        head = blend_models(view, scores, local_models).as_head()
         networks = ActiveNetworks(join_scores_to_row(student.encoder, student.head), head)
         return networks.requires_grad_(False).eval()
 
@@ -364,7 +366,7 @@ class Student:
                 rows_V = np.flatnonzero(is_used_U & targets_UK.any(axis=1))
                 model: nn.Module = _fit_trees(task, rows_V, targets_UK, _MIN_LEAF_ROWS[name])
             else:
-                unused_labels = np.flatnonzero(~is_used_U[self.labelled])
+                unused_labels = np.flatnonzero(~is_used_U[self.labelled_n])
                 task = task.subsampled.drop_labels(unused_labels)
                 model = LocalModel(baseline=find_baseline(name), task=task).build_network()
         return wrap_as_networks(model)
@@ -382,12 +384,12 @@ class Student:
         the network is trained by gradient descent, predicts numbers, or reads no random features.
         """
         has_target_U = np.asarray(likely_UK.any(axis=1))
-        has_target_U[self.labelled] = True
+        has_target_U[self.labelled_n] = True
         if self._bins is None:
             targets_UT = likely_UK.copy()
         else:
             targets_UT = self._bins.compute_mean_targets(likely_UK)
-        targets_UT[self.labelled] = self._truth_nT
+        targets_UT[self.labelled_n] = self._truth_nT
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
         if not self.has_direct_fit:
             return None
@@ -402,11 +404,11 @@ class Student:
             is_predicted_U = predicted_UK.any(axis=1)
             # The squared error on held-out targets decides between ridge regression and trees.
             errors[name] = ((predicted_UK - targets_UT)[is_predicted_U] ** 2).sum()
-        best = min(errors, key=errors.__getitem__)
-        if best != _RIDGE:
-            self._stored_name = best
-            self._stored_networks = self._fit_named_model(best, has_target_U)
-        return predictions[best]
+        best_name = min(errors, key=errors.__getitem__)
+        if best_name != _RIDGE:
+            self._stored_name = best_name
+            self._stored_networks = self._fit_named_model(best_name, has_target_U)
+        return predictions[best_name]
 
     def _predict_held_out(
         self, encoded_UD: Numbers, targets_UT: Floats, rows_V: Integers
@@ -431,18 +433,18 @@ class Student:
         assert isinstance(layer, nn.Linear)
         folds = [compared_rows[first::_FOLDS_COMPARED] for first in range(_FOLDS_COMPARED)]
         with one_thread(), torch.no_grad():
-            for held_out in folds:
-                fitted = np.setdiff1d(compared_rows, held_out)
-                is_fitted_U = np.isin(np.arange(len(targets_UT)), fitted)
+            for held_out_rows in folds:
+                fitted_rows = np.setdiff1d(compared_rows, held_out_rows)
+                is_fitted_U = np.isin(np.arange(len(targets_UT)), fitted_rows)
                 self._fit_layer(layer, encoded_UD, targets_UT, is_fitted_U)
                 weight_DT = layer.weight.double().cpu().numpy().T
-                encoded_VD = encoded_UD[held_out].astype(np.float64)
-                predictions[_RIDGE][held_out] = encoded_VD @ weight_DT
-                features_VF = torch.from_numpy(task.features[held_out])
+                encoded_VD = encoded_UD[held_out_rows].astype(np.float64)
+                predictions[_RIDGE][held_out_rows] = encoded_VD @ weight_DT
+                features_VF = torch.from_numpy(task.features[held_out_rows])
                 for name, min_leaf_rows in _MIN_LEAF_ROWS.items():
-                    trees = _fit_trees(task, fitted, targets_UT, min_leaf_rows)
+                    trees = _fit_trees(task, fitted_rows, targets_UT, min_leaf_rows)
                     # Fitted models return log-probabilities.
-                    predictions[name][held_out] = trees(features_VF).exp().numpy()
+                    predictions[name][held_out_rows] = trees(features_VF).exp().numpy()
         return predictions
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
@@ -477,7 +479,7 @@ class Student:
         probabilities or numbers to learn. `has_target_U`: whether it is fitted to a row.
         """
         rows_V = np.flatnonzero(has_target_U)
-        labelled_n = np.intersect1d(rows_V, self.labelled)
+        labelled_n = np.intersect1d(rows_V, self.labelled_n)
         fit_linear(
             linear, encoded_UD, targets_UT, rows_with_target_V=rows_V, labelled_rows_n=labelled_n
         )
@@ -503,7 +505,7 @@ class Student:
         return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
     def weigh_votes(
-        self, votes_UK: Floats | None, prior: "Prior", *, seed: int, always: bool = False
+        self, votes_UK: Floats | None, prior: "Prior", *, seed: int, uses_votes_always: bool = False
     ) -> "WeighedVotes":
         """Combine votes with the active's own predictions; labelled rows decide the votes' weight.
 
@@ -512,22 +514,27 @@ class Student:
                 there are no votes.
             prior: function that returns the active's prediction rule before it reads votes.
             seed: random seed of the folds that validate the prior.
-            always: whether votes are used even if they do not help on labelled rows.
+            uses_votes_always: whether votes are used even if they do not help on labelled rows.
         """
         task = self.make_local_task(seed)
         with one_thread(), cache_fits():
-            belief = prior(task)
+            prior_rule = prior(task)
             # Adding 1 keeps the frequency of a class without labelled rows above 0.
             smoothed_counts_K = np.bincount(task.labels, minlength=task.classes) + 1.0
             frequencies = smoothed_counts_K / smoothed_counts_K.sum()
-            own_UK = _compute_shares(belief.predict_scores(task), frequencies)
+            own_UK = _compute_shares(prior_rule.predict_scores(task), frequencies)
             if votes_UK is None:
-                return WeighedVotes(own_UK, own_UK, belief)
-            validation_rows = collect_validation_rows(belief, task, frequencies)
+                return WeighedVotes(own_UK, own_UK, prior_rule)
+            validation_rows = collect_validation_rows(prior_rule, task, frequencies)
             likely_UK, help_ = pool_opinions(
-                votes_UK, own_UK, validation_rows, frequencies, seed=seed, is_always_used=always
+                votes_UK,
+                own_UK,
+                validation_rows,
+                frequencies,
+                seed=seed,
+                is_always_used=uses_votes_always,
             )
-        return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, belief, help_)
+        return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, prior_rule, help_)
 
     def learn_from_votes(
         self, votes_UK: Floats, prior: "Prior", *, seed: int, usage: str
@@ -549,20 +556,22 @@ class Student:
         Warns NoHelpWarning: validation rejected the votes, and they are not used.
         """
         may_average = usage == "averaged" and self.can_be_averaged
-        always = may_average or usage == "always"
+        uses_votes_always = may_average or usage == "always"
         with cache_fits():
-            weighed = self.weigh_votes(votes_UK, prior, seed=seed, always=always)
-            own_baseline = weighed.belief.baseline
-            help_ = weighed.help
+            weighed_votes = self.weigh_votes(
+                votes_UK, prior, seed=seed, uses_votes_always=uses_votes_always
+            )
+            own_baseline = weighed_votes.prior_rule.baseline
+            help_ = weighed_votes.help
             assert help_ is not None
             can_use_baseline = own_baseline is not None and self.has_classes
             # Without a baseline to fall back on, the student learns from whatever was weighed.
             if help_.is_in_use or not can_use_baseline:
-                predicted_UK = self.fit_to_labels(weighed.likely)
-                learnt = 0.0
+                predicted_UK = self.fit_to_labels(weighed_votes.likely_UK)
+                learnt_gain = 0.0
                 if can_use_baseline:
-                    learnt = compute_learnt_gain(predicted_UK, weighed, self.labelled)
-                help_ = replace(help_, learnt_gain=learnt)
+                    learnt_gain = compute_learnt_gain(predicted_UK, weighed_votes, self.labelled_n)
+                help_ = replace(help_, learnt_gain=learnt_gain)
             if may_average:
                 # Average only where validation is not sure that votes help.
                 help_ = replace(help_, is_always_used=False, is_averaged=not help_.is_validated)
@@ -656,7 +665,7 @@ def _fit_trees(
 
 
 @dataclass(frozen=True)
-class Belief:
+class PriorRule:
     """The rule by which the active predicts its rows before it reads votes.
 
     Attributes:
@@ -670,7 +679,7 @@ class Belief:
     baseline: Baseline | None = None
 
 
-Prior: TypeAlias = Callable[[BaselineTask], Belief]
+Prior: TypeAlias = Callable[[BaselineTask], PriorRule]
 """Function from a task to the active's own prediction rule; it may choose the model by the task's
 labels."""
 
@@ -678,9 +687,9 @@ labels."""
 def make_labeller_prior(labeller: Labeller) -> Prior:
     """Return the prior that predicts the active's rows by this labeller, from its own features.
 
-    A prior is a function from a task to the active's prediction rule (`Belief`).
+    A prior is a function from a task to the active's prediction rule (`PriorRule`).
     """
-    return lambda _: Belief(
+    return lambda _: PriorRule(
         lambda task: labeller.label_rows(
             task.features, task.labelled_indices, task.labels, task.classes
         )
@@ -690,9 +699,9 @@ def make_labeller_prior(labeller: Labeller) -> Prior:
 def make_baseline_prior(baseline: Baseline) -> Prior:
     """Return the prior that predicts by this baseline, fitted to the labelled rows.
 
-    A prior is a function from a task to the active's prediction rule (`Belief`).
+    A prior is a function from a task to the active's prediction rule (`PriorRule`).
     """
-    return lambda _: Belief(
+    return lambda _: PriorRule(
         lambda task: baseline.fit(task.subsampled).compute_scores(task.features), baseline
     )
 
@@ -702,7 +711,7 @@ def find_prior(name: str, labeller: str) -> Prior:
 
     `labeller`: name of the passives' labeller, which the prior "labeller" uses, too.
     """
-    if name == _BEST_SOLO:
+    if name == _BEST_LOCAL:
         return choose_best_prior
     if name in BASELINES:
         return make_baseline_prior(BASELINES[name])
@@ -711,7 +720,7 @@ def find_prior(name: str, labeller: str) -> Prior:
     return make_labeller_prior(Logistic() if adds_noise else make_labeller(labeller))
 
 
-def choose_best_prior(task: BaselineTask) -> Belief:
+def choose_best_prior(task: BaselineTask) -> PriorRule:
     """Return the active's prediction rule by the local baseline that validates best."""
     return make_baseline_prior(choose_baseline(task))(task)
 
@@ -726,15 +735,15 @@ def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
 
 
 def collect_validation_rows(
-    belief: Belief, task: BaselineTask, frequencies: Floats
+    prior_rule: PriorRule, task: BaselineTask, frequencies: Floats
 ) -> ValidationRows:
     """Return labelled rows for validation, each with the active's own prediction without its label.
 
     At most `MAX_VALIDATION_ROWS` rows are returned, since passives vote on no more labelled rows.
     If every row has a label, none is returned: votes are not needed then.
 
-    `belief`: the active's prediction rule. `frequencies`: the frequency of each class, (K,), which
-    replaces missing predictions.
+    `prior_rule`: the active's prediction rule. `frequencies`: the frequency of each class, (K,),
+    which replaces missing predictions.
     """
     has_unlabelled = len(task.labels) < len(task.features)
     folds = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
@@ -745,14 +754,14 @@ def collect_validation_rows(
         )
     # A labeller is fitted anew without each fold; a baseline cross-validates by itself, in the same
     # folds.
-    if belief.baseline is None:
+    if prior_rule.baseline is None:
         fold_scores = []
         for fold in folds:
-            scores_UK = belief.predict_scores(task.drop_labels(fold))
+            scores_UK = prior_rule.predict_scores(task.drop_labels(fold))
             fold_scores.append(scores_UK[task.labelled_indices[fold]])
         own_JK = _compute_shares(np.concatenate(fold_scores), frequencies)
     else:
-        scored = score_out_of_fold(belief.baseline, task)
+        scored = score_out_of_fold(prior_rule.baseline, task)
         assert scored is not None
         own_JK = scored.scores
     # Only the first labelled rows have votes.
@@ -772,27 +781,27 @@ class WeighedVotes:
     """Class probabilities of the student's rows, from votes and the active's own prediction.
 
     Attributes:
-        likely: the probability of each class for each row, (U, K), by votes and own prediction.
-        own: the probabilities by the active's own prediction only, (U, K).
-        belief: the active's prediction rule, which gave `own`.
-        help: whether votes were used for `likely`, and the measurements that decided it; None:
+        likely_UK: the probability of each class for each row, (U, K), by votes and own prediction.
+        own_UK: the probabilities by the active's own prediction only, (U, K).
+        prior_rule: the active's prediction rule, which gave `own_UK`.
+        help: whether votes were used for `likely_UK`, and the measurements that decided it; None:
             there are no votes.
     """
 
-    likely: Floats
-    own: Floats
-    belief: Belief
+    likely_UK: Floats  # noqa: N815
+    own_UK: Floats  # noqa: N815
+    prior_rule: PriorRule
     help: MeasuredHelp | None = None
 
 
 def compute_learnt_gain(
-    predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers
+    predicted_UK: Floats | None, weighed_votes: WeighedVotes, labelled_n: Integers
 ) -> float:
     """Return the student's accuracy minus the accuracy of the active's own model, in [-1, 1].
 
     True labels are not known, so both are expected accuracies under the probabilities
-    `weighed.likely`. They are measured on unlabelled rows that the student was not fitted to; the
-    result is 0 if there are none.
+    `weighed_votes.likely_UK`. They are measured on unlabelled rows that the student was not fitted
+    to; the result is 0 if there are none.
 
     `predicted_UK`: the student's predictions of held-out rows, zeros elsewhere; None: none were
     made. `labelled_n`: indices of the labelled rows.
@@ -804,22 +813,22 @@ def compute_learnt_gain(
     def sum_right(class_scores_UK: Floats) -> float:
         """Return the expected number of the rows V whose class with the best score is right."""
         best_class_V = class_scores_UK[rows_V].argmax(axis=1)
-        return float(weighed.likely[rows_V, best_class_V].sum())
+        return float(weighed_votes.likely_UK[rows_V, best_class_V].sum())
 
-    return (sum_right(predicted_UK) - sum_right(weighed.own)) / max(1, len(rows_V))
+    return (sum_right(predicted_UK) - sum_right(weighed_votes.own_UK)) / max(1, len(rows_V))
 
 
-def standardise_parts(parts: Iterable[Tensor]) -> Floats:
+def standardise_parts(features_of_parties: Iterable[Tensor]) -> Floats:
     """Return several parties' features of the same rows side by side, (U, F), each standardised.
 
     The features of each party are centred, and scaled until their rows have the root-mean-square
     norm 1. So no party dominates the distances between rows.
 
-    `parts`: one tensor (U, ...) for each party.
+    `features_of_parties`: one tensor (U, ...) for each party.
     """
     scaled = []
-    for part in parts:
-        flat_UF = part.detach().cpu().flatten(1).double()
+    for features in features_of_parties:
+        flat_UF = features.detach().cpu().flatten(1).double()
         centred_UF = flat_UF - flat_UF.mean(0)
         rms_norm = centred_UF.square().sum(1).mean().sqrt()
         scaled.append(centred_UF / rms_norm if rms_norm > 0 else centred_UF)
@@ -940,12 +949,12 @@ class StudentActive(TaughtActive):
     """
 
     def __init__(
-        self, party: PartyContext, student: StudentModel, *, headline: str, guarantee: str
+        self, party: PartyContext, student: StudentModel, *, headline_variant: str, guarantee: str
     ) -> None:
         """Make the active's role; the student's rows are the training rows.
 
-        `headline`: the key of its score in the result of `evaluate`, which the run reports first.
-        `guarantee`: the privacy guarantee, in a sentence for the report.
+        `headline_variant`: the key of its score in the result of `evaluate`, which the run reports
+        first. `guarantee`: the privacy guarantee, in a sentence for the report.
         """
         super().__init__()
         self.name = party.name
@@ -953,7 +962,7 @@ class StudentActive(TaughtActive):
         self.student = student
         self.checkpoint_parts = {"student": student}
         self.training_rows = student.rows_U
-        self._headline = headline
+        self._headline = headline_variant
         self._test_rows = party.data.test_rows
         self._classes = len(party.data.classes)
         self._is_taught = False

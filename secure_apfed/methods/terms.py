@@ -66,24 +66,24 @@ def find_objective(config: RunSettings, passive: str) -> ObjectiveSettings:
 
     Raises ConfigError: neither exists, or the configured one has another kind than the method's.
     """
-    own_objective = config.method.fixed_objective
+    method_objective = config.method.fixed_objective
     passive_objective = config.find_passive_settings(passive).objective
-    if own_objective is None and passive_objective is None:
+    if method_objective is None and passive_objective is None:
         raise ConfigError(
             f"passives.{passive}.objective: method {config.method.name} needs one for every "
             "passive, got none; name it there or under passives.default, or use apfed_r or apfed_c"
         )
     if (
-        own_objective is not None
+        method_objective is not None
         and passive_objective is not None
-        and passive_objective.name != own_objective.name
+        and passive_objective.name != method_objective.name
     ):
         raise ConfigError(
-            f"passives.{passive}.objective: method {config.method.name} is {own_objective.name} "
+            f"passives.{passive}.objective: method {config.method.name} is {method_objective.name} "
             f"for every passive, got {passive_objective.name}; use method apfed to mix, or "
-            f"{own_objective.name} at every passive"
+            f"{method_objective.name} at every passive"
         )
-    objective = passive_objective or own_objective
+    objective = passive_objective or method_objective
     assert objective is not None
     return objective
 
@@ -106,7 +106,7 @@ def find_projection_size(config: RunSettings, passives: tuple[str, ...]) -> int 
 
 
 def bound_representations(
-    config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
+    config: RunSettings, shape: Shape, guard: RepresentationGuard, *, is_projected: bool
 ) -> RepresentationBounds:
     """Return the contract's bounds on a row of representations: shape, norm and smallest spread.
 
@@ -120,7 +120,7 @@ def bound_representations(
     Raises ConfigError: the guard clips rows to a norm that cannot be distinguished from zero.
     """
     maximum = guard.largest_norm(math.prod(shape))
-    minimum = guard.smallest_norm() if projected else 0.0
+    minimum = guard.smallest_norm() if is_projected else 0.0
     # With such bounds receivers would refuse every row.
     if minimum > maximum:
         raise ConfigError(
@@ -147,7 +147,7 @@ def bound_sent_rows(
     `guard`: clips the passive's rows and adds noise, which determines the norms. There is no bound
     on the spread of a batch.
     """
-    terms = bound_representations(config, shape, guard, projected=False)
+    terms = bound_representations(config, shape, guard, is_projected=False)
     # The spread protects gradients that a receiver returns. The active returns gradients of its own
     # loss, if any, so that the passive's rows need no spread.
     return terms.model_copy(update={"minimum_spread": 0.0})
@@ -159,21 +159,21 @@ def make_sum(
     active: str,
     passives: Sequence[str],
     *,
-    noise: int | None = None,
+    noise_deviation: int | None = None,
 ) -> SecureSum:
     """Return the configured secure sum of these passives' contributions.
 
     `session`: name of this session, the same at all parties. `active`, `passives`: names of these
-    parties. `noise`: standard deviation of each passive's noise, in fixed-point steps; None: no
-    noise.
+    parties. `noise_deviation`: standard deviation of each passive's noise, in fixed-point steps;
+    None: no noise.
 
     Raises ConfigError: a sum in fixed point without a clip bound, a threshold that does not go with
     it, or a single passive that contributes; LocalProtocolError: parameters that do not fit.
     """
     settings = config.secure_sum
     sum_class = find_sum_class(config.secure_sum)
-    contributing = [name for name in passives if config.find_passive_settings(name).weight > 0]
-    has_single_passive = 1 in (len(passives), len(contributing))
+    contributing_passives = [name for name in passives if config.find_passive_settings(name).weight > 0]
+    has_single_passive = 1 in (len(passives), len(contributing_passives))
     if has_single_passive and not settings.allow_single_passive:
         raise ConfigError(
             "secure_sum.allow_single_passive: a sum of one passive hides nothing: the active reads "
@@ -186,7 +186,7 @@ def make_sum(
             f"secure_sum.clip: {sum_class.name} needs a bound for fixed point, got null; start "
             "with 1.0"
         )
-    bits = find_fixed_bits(config, has_noise=noise is not None)
+    bits = find_fixed_bits(config, has_noise=noise_deviation is not None)
     agreement = SumAgreement(
         session=session,
         receiver=active,
@@ -196,10 +196,10 @@ def make_sum(
         bits=USUAL_BITS if bits is None else bits,
         allow_single=settings.allow_single_passive,
         threshold=_derive_threshold(config, len(passives)),
-        noise=noise,
+        noise=noise_deviation,
     )
     if sum_class is PlainSum:
-        return PlainSum(agreement, clip=clip is not None, quantise=noise is not None)
+        return PlainSum(agreement, clip=clip is not None, quantise=noise_deviation is not None)
     # Where a sum may lack passives, the active can isolate one passive's contribution; the settings
     # (rules.silent_passive: recover, or a threshold) accept that.
     may_lack_party = agreement.threshold is not None and agreement.threshold < len(passives)
@@ -221,8 +221,8 @@ def find_fixed_bits(config: RunSettings, *, has_noise: bool) -> int | None:
     `has_noise`: whether passives add noise.
     """
     method = config.method
-    sums_reals = method.has_gradient_sum or method.has_representation_sum
-    if config.secure_sum.bits is None and sums_reals and not has_noise:
+    has_real_sum = method.has_gradient_sum or method.has_representation_sum
+    if config.secure_sum.bits is None and has_real_sum and not has_noise:
         return None
     return config.secure_sum.bits or USUAL_BITS
 
@@ -249,10 +249,11 @@ def may_lack_passives(config: RunSettings) -> bool:
     return method.can_continue_without_passive and (rule == "recover" or allowed_by_threshold)
 
 
-def _derive_threshold(config: RunSettings, passives: int) -> int | None:
+def _derive_threshold(config: RunSettings, passive_count: int) -> int | None:
     """Return how many passives' contributions a sum needs to be decoded.
 
-    None: the scheme has no threshold, since it always needs all. `passives`: number of passives.
+    None: the scheme has no threshold, since it always needs all. `passive_count`: number of
+    passives.
 
     Raises ConfigError: the scheme, or the rule for silent passives, cannot use the configured
     threshold, or it is not above half of the passives.
@@ -263,12 +264,12 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
     threshold = settings.threshold
     # Not configured: the usual threshold where passives may be missing, otherwise all.
     if threshold is None and not sum_class.needs_all:
-        threshold = usual_threshold(passives) if may_lack_passives(config) else passives
-    if threshold is None or threshold == passives:
+        threshold = usual_threshold(passive_count) if may_lack_passives(config) else passive_count
+    if threshold is None or threshold == passive_count:
         return threshold
-    if threshold > passives or sum_class.needs_all:
+    if threshold > passive_count or sum_class.needs_all:
         raise ConfigError(
-            f"secure_sum.threshold: {threshold} of {passives} passives does not go with "
+            f"secure_sum.threshold: {threshold} of {passive_count} passives does not go with "
             f"{sum_class.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
         )
@@ -276,25 +277,25 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
         reason = f"rules.silent_passive {rule}" if rule else f"method {config.method.name}"
         raise ConfigError(
             f"secure_sum.threshold: under {reason} no step goes on without a passive, and "
-            f"{threshold} of {passives} would only open more to an active and an aggregator who "
-            "work together; "
+            f"{threshold} of {passive_count} would only open more to an active and an aggregator "
+            "who work together; "
             "leave it out, or say rules.silent_passive: recover where the method can"
         )
-    if 2 * threshold <= passives:
+    if 2 * threshold <= passive_count:
         raise ConfigError(
-            f"secure_sum.threshold: {threshold} is not above half of {passives} passives, so an "
-            f"aggregator could open single gradients; say {passives // 2 + 1} or more"
+            f"secure_sum.threshold: {threshold} is not above half of {passive_count} passives, so "
+            f"an aggregator could open single gradients; say {passive_count // 2 + 1} or more"
         )
     return threshold
 
 
 def find_training_rows(
-    config: RunSettings, data: OwnData, common: Tensor
+    config: RunSettings, data: OwnData, common_rows: Tensor
 ) -> tuple[Tensor, float, int]:
     """Return what a plan needs to know about the active's training rows.
 
-    `data`: the active's table and row selections. `common`: the rows of that table whose people
-    passives know.
+    `data`: the active's table and row selections. `common_rows`: the rows of that table whose
+    people passives know.
 
     Returns the training rows of an epoch, the share of them that is aligned (in [0, 1]), and the
     number of aligned people. Only the number of the rows is exact, not which rows they are.
@@ -304,67 +305,70 @@ def find_training_rows(
     rows = data.labelled_rows if method.has_returned_gradients else data.train_rows
     if not method.needs_alignment:
         return rows, 1.0, 0
-    aligned_count = int(torch.isin(rows, common).sum())
+    aligned_count = int(torch.isin(rows, common_rows).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
-    predicts_alone = method.can_predict_locally and not method.averaged_quantity
-    if not (predicts_alone and config.train.has_unaligned_rows_in_batches):
+    trains_alone = method.can_predict_locally and not method.averaged_quantity
+    if not (trains_alone and config.train.has_unaligned_rows_in_batches):
         rows = rows[:aligned_count]  # the first rows stand for the aligned ones
-    return rows, aligned_count / max(1, len(rows)), len(common)
+    return rows, aligned_count / max(1, len(rows)), len(common_rows)
 
 
 def count_rehearsed_rows(
-    config: RunSettings, rows: int, *, aligned_share: float, steps: int
+    config: RunSettings, row_count: int, *, aligned_share: float, step_count: int
 ) -> int:
     """Return how many rows one step of a rehearsal (a short run on random numbers) uses.
 
-    `rows`: number of training rows in an epoch of the real run. `aligned_share`: the share of these
-    rows that passives know. `steps`: number of steps in an epoch of the rehearsal.
+    `row_count`: number of training rows in an epoch of the real run. `aligned_share`: the share of
+    these rows that passives know. `step_count`: number of steps in an epoch of the rehearsal.
     """
     method = config.method
     if method.averaged_quantity:  # a step covers all rows
-        return rows if method.needs_alignment else max(2, math.ceil(rows / steps))
-    batch_size = min(config.train.batch_size, rows)
+        return row_count if method.needs_alignment else max(2, math.ceil(row_count / step_count))
+    batch_size = min(config.train.batch_size, row_count)
     if not method.has_joint_svd:
         return batch_size
     # A decomposition needs at least as many aligned rows as vectors.
-    needed = config.model.representation_size / max(aligned_share, 1 / rows)
-    return min(rows, max(batch_size, math.ceil(needed)))
+    needed_rows = config.model.representation_size / max(aligned_share, 1 / row_count)
+    return min(row_count, max(batch_size, math.ceil(needed_rows)))
 
 
-def count_batches(config: RunSettings, rows: int, *, stages: int) -> int:
+def count_batches(config: RunSettings, row_count: int, *, stage_count: int) -> int:
     """Return the total number of batches over all epochs.
 
-    `rows`: number of training rows. `stages`: number of stages of the label mechanism. Each stage
-    randomises the labels of an equal part of the rows, and an epoch trains only on rows whose
-    stage has begun.
+    `row_count`: number of training rows. `stage_count`: number of stages of the label mechanism.
+    Each stage randomises the labels of an equal part of the rows, and an epoch trains only on rows
+    whose stage has begun.
     """
     train = config.train
     if config.method.averaged_quantity:
         return train.epochs
     starts = [
-        find_first_epoch(stage, stages=stages, epochs=train.epochs) for stage in range(stages)
+        find_first_epoch(stage, stages=stage_count, epochs=train.epochs)
+        for stage in range(stage_count)
     ]
     ends: Sequence[int] = [*starts[1:], train.epochs]
     batches = 0
     for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
         labelled_parts = stage + 1  # of `stages` equal parts of the rows
         # Integer division of negative numbers rounds up.
-        batches_of_epoch = -(-rows * labelled_parts // (stages * train.batch_size))
+        batches_of_epoch = -(-row_count * labelled_parts // (stage_count * train.batch_size))
         batches += (end - start) * batches_of_epoch
     return batches
 
 
-def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
+def estimate_growth(
+    config: RunSettings, *, step_ratio: float, row_ratio: float
+) -> tuple[float, float]:
     """Return by which factors a run has more messages, and more bytes, than its rehearsal.
 
-    A rehearsal is a short run on random numbers. `steps`: steps of the run divided by steps of the
-    rehearsal. `rows`: rows of the run divided by rows of the rehearsal.
+    A rehearsal is a short run on random numbers. `step_ratio`: steps of the run divided by steps of
+    the rehearsal. `row_ratio`: rows of the run divided by rows of the rehearsal.
     """
     if not config.method.has_single_exchange:
-        return steps, steps
+        return step_ratio, step_ratio
     # The rows are requested once, in blocks; a decomposition sends all rows in one message.
-    message_factor = 1.0 if config.method.has_joint_svd else rows
-    return message_factor, rows
+    message_factor = 1.0 if config.method.has_joint_svd else row_ratio
+    return message_factor, row_ratio
 
 
 def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:

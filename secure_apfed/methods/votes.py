@@ -91,7 +91,7 @@ class VoteSettings(MethodSettings):
         return self
 
     @property
-    def answers(self) -> Literal["soft", "hard"]:
+    def vote_form(self) -> Literal["soft", "hard"]:
         """The form of a vote: "soft" votes are shares of the classes that add up to 1 at most,
         "hard" votes name one class.
         """
@@ -100,7 +100,7 @@ class VoteSettings(MethodSettings):
     @property
     def has_signed_votes(self) -> bool:
         """True if numbers of a vote may be negative."""
-        return self.answers == "soft" and LABELLERS[self.labeller].signed
+        return self.vote_form == "soft" and LABELLERS[self.labeller].signed
 
     @property
     def has_inductive_votes(self) -> bool:
@@ -131,7 +131,7 @@ class VoteSettings(MethodSettings):
             party.make_labeller(self.labeller, self.weights_epsilon),
             owner=party.name,
             is_tested=self.epsilon is not None,
-            has_hard_votes=self.answers == "hard",
+            has_hard_votes=self.vote_form == "hard",
         )
 
 
@@ -154,7 +154,7 @@ class NoisedVoteSettings(VoteSettings):
         return self
 
     @property
-    def answers(self) -> Literal["soft", "hard"]:
+    def vote_form(self) -> Literal["soft", "hard"]:
         """The form of a vote: it names one class."""
         return "hard"
 
@@ -170,7 +170,7 @@ class VotesSettings(FormSettings, VoteSettings):
     tasks = ("classification", "regression")
 
     @property
-    def answers(self) -> Literal["soft", "hard"]:
+    def vote_form(self) -> Literal["soft", "hard"]:
         """The form of a vote, as configured: shares of the classes, or one class."""
         return self.form
 
@@ -189,18 +189,22 @@ class VotesActive(StudentActive):
     student: Student
 
     def __init__(
-        self, party: PartyContext, contract: Contract, rows: Tensor, opening: VoteMechanism | None
+        self,
+        party: PartyContext,
+        contract: Contract,
+        rows: Tensor,
+        vote_mechanism: VoteMechanism | None,
     ) -> None:
         """Build the student and the request for votes; state the guarantee of the votes' noise.
 
-        `rows`: the row of its table at each of the N alignment positions. `opening`: the privacy
-        mechanism by which votes are revealed to the active; None: they have no noise.
+        `rows`: the row of its table at each of the N alignment positions. `vote_mechanism`: the
+        privacy mechanism by which votes are revealed to the active; None: they have no noise.
         """
         student = Student(party, rows)
         config = party.config
         votes = VoteSettings.from_run_settings(config)
-        guarantee = votes.make_voter(party).describe_guarantee(opening, delta=config.delta)
-        super().__init__(party, student, headline=config.method.name, guarantee=guarantee)
+        guarantee = votes.make_voter(party).describe_guarantee(vote_mechanism, delta=config.delta)
+        super().__init__(party, student, headline_variant=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.classes = student.classes
         # With the run's seed the prior's baselines are those that the run fits anyway.
@@ -209,9 +213,9 @@ class VotesActive(StudentActive):
         self._help_setting = votes.help
         self.ballot = Ballot.from_rows(
             student.positions_U,
-            torch.from_numpy(student.labelled),
-            torch.from_numpy(student.labels),
-            size=contract.batch_size,
+            torch.from_numpy(student.labelled_n),
+            torch.from_numpy(student.labels_n),
+            block_rows=contract.batch_size,
             shows_labels=config.method.has_revealed_labels,
         )
         self.votes: Floats | None = None
@@ -284,7 +288,7 @@ class VotesPassive(HelperRole):
         is_known_N: whether it knows the person at each of the N alignment positions, bool.
     """
 
-    asks = (Kind.LABELS,)
+    request_kinds = (Kind.LABELS,)
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Make the labeller, and put the features in alignment order.
@@ -303,8 +307,8 @@ class VotesPassive(HelperRole):
         self._gate = BallotGate(
             party.name,
             contract,
-            aligned=len(rows),
-            classes=self.classes,
+            position_count=len(rows),
+            class_count=self.classes,
             shows_labels=votes.has_revealed_labels,
         )
 
@@ -363,22 +367,24 @@ class VotesMethod(Method):
         return _vote_row_terms(Student.count_classes(party))
 
     def derive_terms(
-        self, party: PartyContext, offers: Mapping[str, RepresentationBounds], session: str
+        self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
     ) -> SessionTerms:
         """Return the terms: the bounds on a row of votes for all passives, and the parameters of
         their sum.
 
-        `offers`: mapping from party name to the bounds that its `offer_terms` returned; only the
-        active offers any. `session`: name of this session, the same at all parties.
+        `proposed_terms`: mapping from party name to the bounds that its `offer_terms` returned;
+        only the active offers any. `session`: name of this session, the same at all parties.
         """
-        offered = offers[party.active]
-        party.require_terms(party.active, offered, _vote_row_terms(*offered.shape[:1]))
-        return SessionTerms.from_rows(
-            dict.fromkeys(party.passives, offered),
-            secure_sum=self.sum_terms(party, session, *offered.shape),
+        bounds = proposed_terms[party.active]
+        party.require_terms(party.active, bounds, _vote_row_terms(*bounds.shape[:1]))
+        return SessionTerms.from_bounds(
+            dict.fromkeys(party.passives, bounds),
+            secure_sum=self.describe_vote_sum(party, session, *bounds.shape),
         )
 
-    def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+    def describe_vote_sum(
+        self, party: PartyContext, session: str, classes: int
+    ) -> Mapping[str, object]:
         """Return the public parameters of the secure sum of votes; by default there is no sum.
 
         `session`: name of this session, the same at all parties. `classes`: K.
@@ -405,7 +411,7 @@ class SummedVotesActive(VotesActive, SumLearner):
         sum of the votes.
         """
         super().__init__(party, contract, rows, session_sum.release)
-        self.read_from(session_sum.make_active_end())
+        self.use_active_sum(session_sum.make_active_sum())
 
     async def gather_votes(self, links: Links) -> Floats:
         """Request votes; return their sum, received and decoded block by block.
@@ -413,12 +419,14 @@ class SummedVotesActive(VotesActive, SumLearner):
         It has K numbers, one a class, for each of the ballot's U rows.
         """
         ballot = self.ballot
-        self.sum.send_request(links, Kind.LABELS, ballot.step, ballot.payload)
+        self.active_sum.send_request(links, Kind.LABELS, ballot.step, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
         for step, block in enumerate(ballot.blocks):
             rows_B = ballot.rows[block]
             payload = ballot.payload
-            sum_UK[block] = await self.sum.receive_sum(links, step, rows_B, payload, self.classes)
+            sum_UK[block] = await self.active_sum.receive_sum(
+                links, step, rows_B, payload, self.classes
+            )
         return sum_UK
 
 
@@ -434,10 +442,10 @@ class SummedVotesPassive(VotesPassive, SumHelper):
         person there. `session_sum`: the secure sum of the votes.
         """
         VotesPassive.__init__(self, party, contract, rows)
-        sum_end = session_sum.make_passive_end(
-            people=len(rows), is_known_N=self.is_known_N, counts_repeats_once=True
+        passive_sum = session_sum.make_passive_sum(
+            person_count=len(rows), is_known_N=self.is_known_N, counts_repeats_once=True
         )
-        SumHelper.__init__(self, sum_end)
+        SumHelper.__init__(self, passive_sum)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Vote on the requested rows, and add the votes to the secure sum block by block.
@@ -448,10 +456,12 @@ class SummedVotesPassive(VotesPassive, SumHelper):
         ballot = self.admit_ballot(message)
         votes_UK = self.cast_votes(ballot)
         for step, block in enumerate(ballot.blocks):
-            if not self.sum.takes_part(step):
+            if not self.passive_sum.takes_part(step):
                 return
-            admitted = self.sum.admit_request(message, ballot.rows[block], step=step)
-            await self.sum.send_answer(links, admitted, votes_UK[block])
+            admitted_request = self.passive_sum.admit_request(
+                message, ballot.rows[block], step=step
+            )
+            await self.passive_sum.send_answer(links, admitted_request, votes_UK[block])
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore the state; `next_step`, which counts the run's steps, is not used."""
@@ -464,7 +474,9 @@ class SummedVotes(SumMethod, VotesMethod):
 
     settings = VotesSettings
 
-    def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+    def describe_vote_sum(
+        self, party: PartyContext, session: str, classes: int
+    ) -> Mapping[str, object]:
         """Return the public parameters of the secure sum of votes.
 
         `session`: name of this session, the same at all parties. `classes`: K.

@@ -55,7 +55,7 @@ class CountingPassive(VotesPassive):
         none.
         """
         super().__init__(party, contract, rows)
-        self._answer_limits = AnswerLimits.from_contract(party, contract, aligned=len(rows))
+        self._answer_limits = AnswerLimits.from_contract(party, contract, position_count=len(rows))
         self.checkpoint_parts = {"allowance": self._answer_limits}
         self._noise = noise
         if noise is not None:
@@ -123,16 +123,16 @@ class CountingPassive(VotesPassive):
 
 
 def open_vote_ledger(
-    party: PartyContext, release: VoteResponse | SummedRelease, people: int
+    party: PartyContext, release: VoteResponse | SummedRelease, person_count: int
 ) -> PrivacyLedger:
     """Open a passive's privacy ledger for its votes.
 
-    `release`: the privacy mechanism of one vote. `people`: number of alignment positions.
+    `release`: the privacy mechanism of one vote. `person_count`: number of alignment positions.
     """
     votes = VoteSettings.from_run_settings(party.config)
-    figure = votes.passives_epsilon_name
+    epsilon_name = votes.passives_epsilon_name
     return party.open_ledger(
-        release, budget=votes.epsilon, position_count=people, epsilon_name=figure
+        release, budget=votes.epsilon, position_count=person_count, epsilon_name=epsilon_name
     )
 
 
@@ -165,26 +165,26 @@ class VoteTerms(ABC):
         """The privacy mechanism of one vote under the honest passives' noise; None: no noise."""
 
     @property
-    def honest(self) -> int:
+    def honest_count(self) -> int:
         """The number of passives whose noise counts: all except the assumed colluders.
 
         Raises ConfigError: noise is configured, and no passive remains; or a single passive's votes
         would be revealed.
         """
         config = self.party.config
-        passives = len(self.contributors)
-        honest = passives - config.colluders
-        if VoteSettings.from_run_settings(config).epsilon is not None and honest < 1:
+        passive_count = len(self.contributors)
+        honest_count = passive_count - config.colluders
+        if VoteSettings.from_run_settings(config).epsilon is not None and honest_count < 1:
             raise ConfigError(
-                f"colluders: {config.colluders} of {passives} passives leave no honest one whose "
-                "noise would count"
+                f"colluders: {config.colluders} of {passive_count} passives leave no honest one "
+                "whose noise would count"
             )
-        if passives == 1 and not config.secure_sum.allow_single_passive:
+        if passive_count == 1 and not config.secure_sum.allow_single_passive:
             raise ConfigError(
                 "secure_sum.allow_single_passive: a sum of one passive's votes hides nothing. Add "
                 "passives, or accept this by secure_sum: {allow_single_passive: true}"
             )
-        return honest
+        return honest_count
 
     def calibrate_release(
         self, labeller: Labeller, make_release: Callable[[int], SummedRelease]
@@ -200,7 +200,7 @@ class VoteTerms(ABC):
         deviation = calibrate_votes(labeller, make_release, epsilon=epsilon, delta=config.delta)
         return make_release(deviation)
 
-    def noise_terms(self) -> dict[str, object]:
+    def describe_noise(self) -> dict[str, object]:
         """Return the noise's public parameters for the contract; empty without noise."""
         if self.release is None:
             return {}
@@ -209,10 +209,10 @@ class VoteTerms(ABC):
         noise = {"epsilon": epsilon, "steps": release.deviation, "honest": release.honest}
         return {"noise": noise}
 
-    def make_noise(self, people: int) -> ContributionNoise | None:
+    def make_noise(self, person_count: int) -> ContributionNoise | None:
         """Return a passive's noise with its privacy ledger; None if no noise is agreed.
 
-        `people`: number of alignment positions.
+        `person_count`: number of alignment positions.
         """
         party = self.party
         release = self.release
@@ -221,7 +221,7 @@ class VoteTerms(ABC):
         return ContributionNoise(
             deviation=release.deviation,
             key=party.derive_key(b"secure-apfed vote noise v1"),
-            ledger=open_vote_ledger(party, release, people),
+            ledger=open_vote_ledger(party, release, person_count),
             is_secret=party.noise_is_secret,
         )
 

@@ -80,7 +80,7 @@ class EncryptedVotesSettings(VoteSettings):
         `classes`: number of classes. `passives`: number of passives.
         """
         bits = config.secure_sum.bits or USUAL_BITS
-        agreed = ProductAgreement(
+        agreement = ProductAgreement(
             session="forecast",
             receiver="active",
             aggregator=AGGREGATOR,
@@ -94,7 +94,7 @@ class EncryptedVotesSettings(VoteSettings):
             candidates=self.candidates,
         )
         try:
-            label_bytes = SumOfProducts(agreed).label_bytes
+            label_bytes = SumOfProducts(agreement).label_bytes
         except LocalProtocolError:
             return 0  # the rehearsal raises the error, and says what fits
         return math.ceil(_PEAK_FACTOR * label_bytes * passives)
@@ -143,9 +143,9 @@ class EncryptedVotesActive(VotesActive):
         super().__init__(party, contract, rows, terms.release)
         self._size = BallotSize.from_ballot(self.ballot)
         self._sums = terms.make_sums(contract, self._size)
-        agreed = self._sums.products
+        agreement = self._sums.products
         noise = self._sums.products.noise or 0
-        self._is_audited = agreed.candidates is not None
+        self._is_audited = agreement.candidates is not None
         self.guarantee += "; that is so for labels of one class each" if noise else ""
         self.guarantee += f". {self._sums.malicious}"
         if self._is_audited:
@@ -155,7 +155,7 @@ class EncryptedVotesActive(VotesActive):
             )
         # `compute_rounding_error` assumes rounding to the nearest step, by half a step at most.
         # Here passives round towards zero, by a whole step at most.
-        self.rounding = 2 * self._sums.compute_rounding_error()
+        self.rounding_error = 2 * self._sums.compute_rounding_error()
         self._refused = RefusedSums(party)
         self._receiver: ProductReceiver | None = None  # has the key for this session's labels
         # Each passive's challenge, which says which candidate to use; None: without candidates.
@@ -217,7 +217,7 @@ class EncryptedVotesActive(VotesActive):
 class EncryptedVotesPassive(CountingPassive):
     """A passive that votes by multiplying encrypted labels with its matrix; see `VotesPassive`."""
 
-    asks = (Kind.ENCRYPTED_LABELS,)
+    request_kinds = (Kind.ENCRYPTED_LABELS,)
 
     def __init__(self, party: PartyContext, contract: Contract, rows: Tensor) -> None:
         """Make the passive's role with its noise and ledger, and its log of unfinished audits.
@@ -226,7 +226,7 @@ class EncryptedVotesPassive(CountingPassive):
         does not know.
         """
         self._terms = _Terms.from_contract(party, contract)
-        self._audits = OpenAudits(party)
+        self._audits = LabelAuditLog(party)
         super().__init__(party, contract, rows, self._terms.make_noise(len(rows)))
         self._contributor: ProductContributor | None = None
         self._size: BallotSize | None = None
@@ -243,7 +243,9 @@ class EncryptedVotesPassive(CountingPassive):
         if not contract.is_at_start:
             return
         others = [name for name in contract.passives if name != self.name]
-        self._size = await self._terms.receive_size(links, contract, maximum=len(self.is_known_N))
+        self._size = await self._terms.receive_size(
+            links, contract, max_people=len(self.is_known_N)
+        )
         sums = self._terms.make_sums(contract, self._size)
         _require_memory(self.name, contract.active, sums)
         self._contributor = sums.make_contributor(self.name)
@@ -301,20 +303,21 @@ class EncryptedVotesPassive(CountingPassive):
         return np.trunc(matrix_Un * levels) / levels
 
 
-def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
+def _require_memory(passive_name: str, active_name: str, sums: SumOfProducts) -> None:
     """Refuse a ballot (request for votes) whose encrypted labels would not fit into memory.
 
-    It is called before the labels arrive. `me`, `active`: names of this passive and of the active,
-    for the error. `sums`: the protocol, with the ballot's size. Raises RemoteProtocolError: its
-    text says how much memory is needed.
+    It is called before the labels arrive. `passive_name`, `active_name`: names of this passive and
+    of the active, for the error. `sums`: the protocol, with the ballot's size. Raises
+    RemoteProtocolError: its text says how much memory is needed.
     """
-    labels = sums.products.labelled
-    needed = labels * sums.label_bytes
-    if needed > MAX_ANNOUNCED_BYTES:
+    label_count = sums.products.labelled
+    needed_bytes = label_count * sums.label_bytes
+    if needed_bytes > MAX_ANNOUNCED_BYTES:
         raise RemoteProtocolError(
-            f"{active} asks about {labels:,} encrypted labels, which would take {me} "
-            f"{needed / 2**30:,.1f} GiB, expected {MAX_ANNOUNCED_BYTES / 2**30:g} GiB at most; "
-            "label fewer rows, or agree on fewer secure_sum.bits"
+            f"{active_name} asks about {label_count:,} encrypted labels, which would take "
+            f"{passive_name} "
+            f"{needed_bytes / 2**30:,.1f} GiB, expected {MAX_ANNOUNCED_BYTES / 2**30:g} GiB at "
+            "most; label fewer rows, or agree on fewer secure_sum.bits"
         )
 
 
@@ -335,7 +338,7 @@ def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
     return ballot_bytes, request
 
 
-class OpenAudits:
+class LabelAuditLog:
     """A passive's log of unfinished audits of encrypted labels, over all sessions of a run.
 
     Protects from: an active that aborts sessions until the random choice falls on a false
@@ -358,7 +361,8 @@ class OpenAudits:
         unfinished = lines.count(b'"begun"') - lines.count(b'"passed"')
         if unfinished > _MAX_OPEN_AUDITS:
             raise CheckpointError(
-                f"{self._log.me}: {unfinished} sessions ended between the word which request with "
+                f"{self._log.party_name}: {unfinished} sessions ended between the word which "
+                "request with "
                 f"encrypted labels is kept and that request, and {_MAX_OPEN_AUDITS} may. An active "
                 "that cheats breaks off where it would be found out; find out who it was, and "
                 "begin a new run"
@@ -395,21 +399,21 @@ class EncryptedVotesAggregator(BallotAggregator):
         In a resumed session do nothing, since the votes are already added.
         """
         if self.contract.is_at_start:
-            size = await self._terms.receive_size(links, self.contract, maximum=self._max_people)
+            size = await self._terms.receive_size(links, self.contract, max_people=self._max_people)
             sums = self._terms.make_sums(self.contract, size)
             self._aggregator = sums.make_aggregator()
             self.blocks = sums.blocks
 
     async def combine_bodies(
-        self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
+        self, links: Links, first_message: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
         """Return the sum of all passives' encrypted contributions to one block of votes.
 
-        `first`: the message that started the block. `bodies`: mapping from passive name to the
-        bytes of its contribution.
+        `first_message`: the message that started the block. `bodies`: mapping from passive name to
+        the bytes of its contribution.
         """
         assert self._aggregator is not None  # without it there are no blocks
-        return self._aggregator.combine_block(first.step, bodies)
+        return self._aggregator.combine_block(first_message.step, bodies)
 
 
 class EncryptedVotes(VotesMethod):
@@ -420,7 +424,9 @@ class EncryptedVotes(VotesMethod):
 
     settings = EncryptedVotesSettings
 
-    def sum_terms(self, party: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+    def describe_vote_sum(
+        self, party: PartyContext, session: str, classes: int
+    ) -> Mapping[str, object]:
         """Return the public parameters of the protocol and its noise, for the contract.
 
         `session` is not used, since the sum is bound to the contract instead. `classes`: number of
@@ -434,7 +440,7 @@ class EncryptedVotes(VotesMethod):
             "bits": settings.bits or USUAL_BITS,
             "candidates": terms.settings.candidates,
             "allow_single_passive": settings.allow_single_passive,
-            **terms.noise_terms(),
+            **terms.describe_noise(),
         }
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
@@ -475,7 +481,7 @@ class _Terms(VoteTerms):
         of votes. Votes are thus integers (`integers=True`), and rounding adds nothing to the
         sensitivity.
         """
-        honest = self.honest
+        honest = self.honest_count
         if self.settings.epsilon is None:
             return None
         labeller = make_labeller(self.settings.labeller)
@@ -518,13 +524,13 @@ class _Terms(VoteTerms):
         )
 
     @staticmethod
-    async def receive_size(links: Links, contract: Contract, *, maximum: int) -> BallotSize:
+    async def receive_size(links: Links, contract: Contract, *, max_people: int) -> BallotSize:
         """Receive and check the size of the active's ballot (request for votes).
 
-        `maximum`: the largest number of people that this party accepts. Raises RemoteProtocolError:
-        the size is malformed, or there are too many labels for the protocol.
+        `max_people`: the largest number of people that this party accepts. Raises
+        RemoteProtocolError: the size is malformed, or there are too many labels for the protocol.
         """
-        size = await BallotSize.receive_size(links, contract, maximum=maximum)
+        size = await BallotSize.receive_size(links, contract, max_people=max_people)
         if size.labelled > _MAX_LABELLED:
             raise RemoteProtocolError(
                 f"{contract.active} asks about {size.labelled} labels; a sum of products takes "

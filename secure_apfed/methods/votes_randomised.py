@@ -94,7 +94,7 @@ class RandomisedVotesActive(VotesActive):
         `answers_MU`: class indices, by M passives on U rows.
         """
         self._answers_MU = answers_MU
-        self.agreement = estimate_agreement(
+        self.agreement_by_party = estimate_agreement(
             self._response,
             answers_MU,
             names=tuple(self.contract.passives),
@@ -209,24 +209,26 @@ def estimate_agreement(
     p = response.keep_probability
     q = response.other_probability
     classes = response.classes
-    equal_by_chance = 2 * p * q + (classes - 2) * q**2  # d
-    passives, rows = answers_MU.shape
-    agreements = {}
+    chance_of_equal_answers = 2 * p * q + (classes - 2) * q**2  # d
+    passive_count, row_count = answers_MU.shape
+    agreement_by_passive = {}
     for index, name in enumerate(names):
-        same_shares = [
-            float((answers_MU[index] == answers_MU[other]).mean())
-            for other in range(passives)
-            if other != index
+        equal_shares = [
+            float((answers_MU[index] == answers_MU[other_index]).mean())
+            for other_index in range(passive_count)
+            if other_index != index
         ]
         right_share = float((answers_MU[index][labelled_n] == labels_n).mean())
-        others = None
-        if same_shares:
-            others = (float(np.mean(same_shares)) - equal_by_chance) / (p - q) ** 2
-        agreements[name] = VoteAgreement(
-            others=others,
+        agreement_with_others = None
+        if equal_shares:
+            agreement_with_others = (float(np.mean(equal_shares)) - chance_of_equal_answers) / (
+                p - q
+            ) ** 2
+        agreement_by_passive[name] = VoteAgreement(
+            others=agreement_with_others,
             labels=(right_share - q) / (p - q),
             # A share of independent rows has a standard deviation of at most 1 / (2 sqrt rows).
-            others_noise=0.5 / math.sqrt(rows) / (p - q) ** 2,
+            others_noise=0.5 / math.sqrt(row_count) / (p - q) ** 2,
             labels_noise=0.5 / math.sqrt(len(labelled_n)) / (p - q),
         )
-    return agreements
+    return agreement_by_passive

@@ -57,7 +57,7 @@ class _Terms(VoteTerms):
     """The noise on the number of right votes that a passive reports; see `VoteTerms`."""
 
     @property
-    def honest(self) -> int:
+    def honest_count(self) -> int:
         """The number of passives whose noise counts: 1, since every number has its own noise."""
         return 1
 
@@ -113,10 +113,10 @@ class RehearsalActive(VotesActive):
         no_votes_UK = np.zeros((len(self.ballot.rows), self.classes))
         with cache_fits():
             weighed = student.weigh_votes(no_votes_UK, self._prior, seed=self._seed)
-            if weighed.belief.baseline is None:
-                student.fit_to_labels(weighed.likely)
+            if weighed.prior_rule.baseline is None:
+                student.fit_to_labels(weighed.likely_UK)
             else:
-                student.use_baseline(weighed.belief.baseline)
+                student.use_baseline(weighed.prior_rule.baseline)
         assert weighed.help is not None
         own_share = torch.tensor(weighed.help.local_accuracy).double()
         self._record_shares(torch.stack([*shares, own_share]))
@@ -145,7 +145,7 @@ class RehearsalActive(VotesActive):
         self._shares = shares
         passive_noise = self._deviation / len(self.ballot.labelled)
         noises = {**dict.fromkeys(self.contract.passives, passive_noise), self.name: 0.0}
-        self.agreement = {
+        self.agreement_by_party = {
             name: VoteAgreement(
                 others=None, labels=share, others_noise=0.0, labels_noise=noises[name]
             )

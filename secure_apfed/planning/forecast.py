@@ -690,7 +690,7 @@ def _plan_training(config: Config, data: VerticalData) -> _TrainingPlan:
         aligned_share=aligned_share,
         labelled_rows=labelled_rows,
         teaching_rows=teaching_rows,
-        steps=count_batches(config, len(train_rows), stages=stages),
+        steps=count_batches(config, len(train_rows), stage_count=stages),
     )
 
 
@@ -724,7 +724,7 @@ def _rehearse_training(
         plan: numbers of rows and steps of the run.
     """
     batch_size = count_rehearsed_rows(
-        config, plan.train_rows, aligned_share=plan.aligned_share, steps=STEPS
+        config, plan.train_rows, aligned_share=plan.aligned_share, step_count=STEPS
     )
     rehearsed_steps = STEPS
     if not (config.method.has_single_exchange or config.method.averaged_quantity):
@@ -732,8 +732,8 @@ def _rehearse_training(
         rehearsed_steps = min(STEPS, max(2, plan.steps))
     message_factor, byte_factor = estimate_growth(
         config,
-        steps=plan.steps / rehearsed_steps,
-        rows=plan.train_rows / (batch_size * rehearsed_steps),
+        step_ratio=plan.steps / rehearsed_steps,
+        row_ratio=plan.train_rows / (batch_size * rehearsed_steps),
     )
     rehearsed_labels = _count_rehearsed_labels(
         config,

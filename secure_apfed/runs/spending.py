@@ -92,8 +92,8 @@ def compute_run_cost(
     spent = find_worst_spent(_list_release_ledgers(session))
     if spent is None:
         spent = _compute_remote_cost(session, delta)
-    if session.active_role.training:
-        spent = session.active_role.training.add_training_cost(spent)
+    if session.active_role.dp_sgd_training:
+        spent = session.active_role.dp_sgd_training.add_training_cost(spent)
     return spent if label_mechanism.unsafe else spent.include_labels(label_mechanism)
 
 
@@ -170,7 +170,9 @@ def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
 
     Ledgers of private updates (DP-SGD) and of contributions to secure sums are left out.
     """
-    updates = session.active_role.training.updates if session.active_role.training else None
+    updates = (
+        session.active_role.dp_sgd_training.updates if session.active_role.dp_sgd_training else None
+    )
     other_ledgers = (updates, *session.contribution_ledgers.values())
     return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
@@ -194,7 +196,7 @@ def describe_guarantee(config: Config, session: Session, label_mechanism: LabelM
     return join_guarantees(
         learner.guarantee,
         label_mechanism,
-        is_training_private=learner.training is not None,
+        is_training_private=learner.dp_sgd_training is not None,
         is_reproducible=is_reproducible,
         other_guarantees=other_guarantees,
     )

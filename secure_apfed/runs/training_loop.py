@@ -521,7 +521,7 @@ class RunWriter:
             "labelled_rows": len(data.labelled_rows),
             "test_rows": len(data.test_rows),
             "sum": session.secure_sum,
-            "agreement": learner.agreement,
+            "agreement": learner.agreement_by_party,
             "help": learner.help,
             "coefficients": loop.coefficients,
             "local_models": learner.local_models,
@@ -723,11 +723,11 @@ class TrainingLoop:
         state = restore_older_state(state, labels, session)
         callbacks.prepare_loop(session, state)
         row_count = len(session.active_role.training_rows)
-        smallest_batch = session.active_role.smallest_batch
-        if row_count < smallest_batch:
+        min_batch_rows = session.active_role.min_batch_rows
+        if row_count < min_batch_rows:
             raise ConfigError(
                 f"there are {row_count} rows to train on, fewer than the smallest batch of "
-                f"{smallest_batch}; the intersection holds too few training rows"
+                f"{min_batch_rows}; the intersection holds too few training rows"
             )
         self.session = session
         self._config = _complete_config(session)
@@ -1055,7 +1055,7 @@ class TrainingLoop:
         )
         for name, statement in statements.items():
             if statement is None:
-                session.active_role.left[name] = self._next_step
+                session.active_role.departure_step_by_passive[name] = self._next_step
             elif name not in session.helpers:  # roles in this process need no signed report
                 session.reported_costs[name] = statement.verify_costs(name)
                 session.signed_reports[name] = statement
@@ -1068,7 +1068,9 @@ class TrainingLoop:
 
         `links`: connections to the other parties.
         """
-        rejoining = self._callbacks.find_rejoining(self.session.active_role.left)
+        rejoining = self._callbacks.find_rejoining(
+            self.session.active_role.departure_step_by_passive
+        )
         if rejoining:
             raise PartyBackError(
                 f"nothing to do: all go on in a new session from step {self._next_step}; "

@@ -386,8 +386,8 @@ def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
     role.voter.labeller = PoisonedVotes(honest=role.voter.labeller, way=way)
     honest.learn_from_votes()
     spoilt.learn_from_votes()
-    before = honest.active_role.agreement
-    after = spoilt.active_role.agreement
+    before = honest.active_role.agreement_by_party
+    after = spoilt.active_role.agreement_by_party
     assert bool(after) is (opening == "each")  # sums show no single passive
     if after:
         assert after[passive].labels < before[passive].labels - 3 * after[passive].labels_noise

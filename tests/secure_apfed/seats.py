@@ -28,7 +28,7 @@ from secure_apfed.methods.session_sum import (
     AnswerLimits,
     PassiveSum,
     RefusedSums,
-    bind_step,
+    make_step_binding,
 )
 from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
@@ -117,7 +117,7 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
 
 def sum_of(step: int, rows: Tensor, sent: bytes, gradients: Sequence[Tensor]) -> bytes:
     sums = plain_sum()
-    binding = bind_step(SESSION, step, rows, sent)
+    binding = make_step_binding(SESSION, step, rows, sent)
     frames = {
         name: sums.make_contributor(name).contribute(gradient.numpy(), binding)
         for name, gradient in zip(PASSIVES, gradients, strict=True)
@@ -295,11 +295,11 @@ def lone_passive(
     contributor: SumContributor | None = None,
 ) -> ApfedPassive:
     """A passive of APFed without links; see `contributed`."""
-    sum_end = PassiveSum(
+    passive_sum = PassiveSum(
         name,
         agreed,
         contributor or plain_sum(noise=1000 if noise else None).make_contributor(name),
-        answer_limits=AnswerLimits(name, agreed, aligned=len(features_N), log=answers),
+        answer_limits=AnswerLimits(name, agreed, position_count=len(features_N), log_path=answers),
         noise=noise,
         is_known_N=is_known_N,
         counts_repeats_once=True,
@@ -312,11 +312,11 @@ def lone_passive(
         seed=0,
         needs_independent_rows=noise is not None,
     )
-    return ApfedPassive(sum_end, trainer, is_known_N=is_known_N)
+    return ApfedPassive(passive_sum, trainer, is_known_N=is_known_N)
 
 
 def contribute_to(passive: ApfedPassive, message: Envelope) -> bytes:
-    return passive.sum.protect_answer(*passive.compute_contribution(message))
+    return passive.passive_sum.protect_answer(*passive.compute_contribution(message))
 
 
 def random_data(

@@ -229,10 +229,10 @@ def draw_encoder(features: int, numbers: int) -> nn.Module:
 def test_models_of_all_inputs_are_combined(combine: Any, models: int) -> None:
     encoder = draw_encoder(5, 4)
     task = task_of()
-    made = fit_local_models(encoder, task, combine=combine, inputs=ALL_INPUTS)
-    assert len(made.used) == models
+    made = fit_local_models(encoder, task, combination=combine, inputs=ALL_INPUTS)
+    assert len(made.used_names) == models
     if combine == "mean":
-        assert {name.partition(" of ")[2] for name in made.used} == {"h", "x and h"}
+        assert {name.partition(" of ")[2] for name in made.used_names} == {"h", "x and h"}
     scores = made.networks(torch.from_numpy(task.features), None)[0]
     assert scores.shape == (120, 3)
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(120, dtype=torch.float64))
@@ -242,13 +242,13 @@ def test_models_of_all_inputs_are_combined(combine: Any, models: int) -> None:
 def test_the_mean_is_the_mean_of_what_each_model_says() -> None:
     encoder = draw_encoder(5, 2)
     task = task_of()
-    made = fit_local_models(encoder, task, combine="mean", inputs=ALL_INPUTS)
+    made = fit_local_models(encoder, task, combination="mean", inputs=ALL_INPUTS)
     h = compute_representations(encoder.double(), task)
     rows = np.concatenate([task.features, h], axis=1)
     scaled = (rows - rows.mean(0)) / rows.std(0)
     inputs = {"x": task.features, "h": scaled[:, 5:], "x and h": scaled}
     said = []
-    for name in made.used:
+    for name in made.used_names:
         model, _, of_input = name.partition(" of ")
         read = replace(task, features=inputs[of_input], shape=inputs[of_input].shape[1:])
         shares = find_baseline(model).fit(read).compute_scores(read.features).clip(min=0)
@@ -261,7 +261,7 @@ def test_representations_that_are_not_finite_are_refused() -> None:
     encoder = nn.Linear(5, 2)
     nn.init.constant_(encoder.weight, torch.inf)
     with pytest.raises(ModelError, match=r"learning_rate"):
-        fit_local_models(encoder, task_of(), combine="mean", inputs=ALL_INPUTS)
+        fit_local_models(encoder, task_of(), combination="mean", inputs=ALL_INPUTS)
 
 
 # A model that collapsed.
@@ -318,12 +318,12 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     for most in (None, 1):
         mean = MeanOfModels("mean", "mean", max_models=most)
         assert [member.name for member in mean.pick_members(task)] == ["even"]
-    with_h = fit_local_models(nn.Identity(), task, combine="mean", inputs=ALL_INPUTS)
+    with_h = fit_local_models(nn.Identity(), task, combination="mean", inputs=ALL_INPUTS)
     assert {f"diverging of {read}: it cannot be fitted" for read in ("x", "h", "x and h")} <= set(
-        with_h.left_out
+        with_h.left_out_names
     )
-    assert "one class of x and h: it collapsed" in with_h.left_out
-    assert "even of x and h" in with_h.used
+    assert "one class of x and h: it collapsed" in with_h.left_out_names
+    assert "even of x and h" in with_h.used_names
     monkeypatch.setattr("secure_apfed.baselines.BASELINES", {"one class": one_class})
     members = MeanOfModels("mean", "mean").pick_members(task)
     assert [member.name for member in members] == ["one class"], "all have collapsed"
@@ -401,7 +401,7 @@ def test_local_models_read_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("secure_apfed.baselines.interface.MAX_ROWS", 100)
     config = config_of(data=FEW)
     data = load_data(config.data, seed=0)
-    ending = active_of(open_session(config, data)).ending
+    ending = active_of(open_session(config, data)).final_fit
     assert ending is not None
     assert data.active.labels is not None
     task = ending.make_task(data.active.labels)
@@ -409,7 +409,7 @@ def test_local_models_read_a_sample_of_many_rows(monkeypatch: pytest.MonkeyPatch
     assert len(every.features) > len(task.features) == 100
     assert np.array_equal(task.features, every.subsampled.features)
     assert np.array_equal(task.labels, every.labels)
-    assert len(ending.received.average_sums()) == 100
+    assert len(ending.received_sums.average_sums()) == 100
 
 
 # Calibration.

@@ -393,7 +393,7 @@ def test_unfit_positions_are_refused(positions: list[int], total: object, messag
     payload = pack_tensors({"positions": torch.tensor(positions)}, {"total": total})
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
     with pytest.raises(RemoteProtocolError, match=message):
-        place_rows(envelope, torch.tensor([4, 5, 6]), maximum=100)
+        place_rows(envelope, torch.tensor([4, 5, 6]), max_positions=100)
 
 
 def test_positions_that_a_party_could_not_hold_are_refused() -> None:
@@ -401,5 +401,5 @@ def test_positions_that_a_party_could_not_hold_are_refused() -> None:
     payload = pack_tensors({"positions": torch.tensor([0, 1, 2])}, {"total": 10_000_000})
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
     with trace_memory() as peak, pytest.raises(RemoteProtocolError, match=r"to 4\d{6}$"):
-        place_rows(envelope, torch.tensor([4, 5, 6]), maximum=2**32, row_bytes=4 * 1000)
+        place_rows(envelope, torch.tensor([4, 5, 6]), max_positions=2**32, row_bytes=4 * 1000)
     assert peak() < 2**20

@@ -72,8 +72,8 @@ class Recorder:
 
     @classmethod
     def into(cls, passive: ApfedPassive, session: Simulation) -> "Recorder":
-        recorder = cls(passive.sum.contributor, make_fixed_point(session))
-        passive.sum.contributor = recorder  # type: ignore[assignment]  # is set up already
+        recorder = cls(passive.passive_sum.contributor, make_fixed_point(session))
+        passive.passive_sum.contributor = recorder  # type: ignore[assignment]  # is set up already
         return recorder
 
     def contribute(

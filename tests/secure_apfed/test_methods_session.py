@@ -371,7 +371,7 @@ def test_who_contributes_twice_is_named(rounds: int, monkeypatch: pytest.MonkeyP
         links.send("aggregator", Kind.CONTRIBUTION, 0, body)
         if rounds == 2:
             request = await links.receive("aggregator", Kind.SUM_REQUEST)
-            answer = self.sum.contributor.answer(request.payload)
+            answer = self.passive_sum.contributor.answer(request.payload)
             links.send("aggregator", Kind.SUM_ANSWER, 0, answer)
         links.send("aggregator", Kind.CONTRIBUTION, 0, body)
         await links.receive("active", Kind.END, patience=9)

@@ -241,7 +241,7 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
         sums.append(targets.sum(1))
     np.testing.assert_allclose(sums, 1.0)
     own = Spreading().label_rows(
-        learner.student.features_UF, learner.student.labelled, learner.student.labels, K
+        learner.student.features_UF, learner.student.labelled_n, learner.student.labels_n, K
     )
     assert shares[0] == pytest.approx(float((own.argmax(1) == told.argmax(1)).mean()), abs=0.05)
     assert shares[1] > 0.95

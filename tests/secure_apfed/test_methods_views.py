@@ -241,7 +241,7 @@ def test_parties_compute_what_the_papers_say(
         session.train_step(step, active.training_rows)
         paper.step()
     # The sum is of zeta_k Z_k / zetas, and Z gets at most 1 of it; rounds add up.
-    apart = 1e-9 + 20 * (active.rounding or 0.0)
+    apart = 1e-9 + 20 * (active.rounding_error or 0.0)
     assert apart < 1e-4
     np.testing.assert_allclose(active.trainer.common_NC[paper.rows], paper.z, atol=apart)
     for trainer, z_k, w in zip(trainers_of(session), paper.z_k, paper.w, strict=True):
@@ -251,7 +251,7 @@ def test_parties_compute_what_the_papers_say(
     np.testing.assert_allclose(joint, paper.together(), atol=apart)
 
     accuracy = session.evaluate(next_step=3, is_final=True)[f"{method}_together"]
-    truth = active._party.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
+    truth = active._party.data.table.labels[active._rows[active.test_positions]].numpy()  # type: ignore[index]
     assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
 
 

@@ -27,7 +27,7 @@ from secure_apfed.labellers.guarantee import build_vote_release
 from secure_apfed.learning.votes import MeasuredHelp, ValidationRows, pool_opinions
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.ballots import Ballot
-from secure_apfed.methods.student import Belief, WeighedVotes, compute_learnt_gain
+from secure_apfed.methods.student import PriorRule, WeighedVotes, compute_learnt_gain
 from secure_apfed.methods.votes import VotesPassive
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.methods.votes_randomised import estimate_agreement
@@ -93,8 +93,8 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
     config = config_of(data=data, secure_sum={"scheme": kind.scheme, "masks": kind.masks})
     session, clear = session_of(config)
     votes = gather_votes(session)
-    assert session.active_role.rounding is not None
-    assert np.abs(votes - clear).max() <= session.active_role.rounding
+    assert session.active_role.rounding_error is not None
+    assert np.abs(votes - clear).max() <= session.active_role.rounding_error
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
     likely_UK = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
     own_UK = np.array([[0.6, 0.4], [0.4, 0.6], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     told_UK = np.array([[0.3, 0.7], [0.1, 0.9], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
-    weighed = WeighedVotes(likely_UK, own_UK, Belief(lambda task: own_UK))
+    weighed = WeighedVotes(likely_UK, own_UK, PriorRule(lambda task: own_UK))
     labelled = np.array([4])
     assert compute_learnt_gain(told_UK, weighed, labelled) == pytest.approx(
         (0.1 + 0.8 - 0.9 - 0.8) / 2
@@ -353,7 +353,7 @@ def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> N
     links = SimpleNamespace(send=lambda to, kind, step, payload: answers.append(payload))
     for first in (0, 40, 0):
         rows_U = torch.arange(first, first + 40)
-        ballot = Ballot.from_rows(rows_U, torch.tensor([0]), torch.tensor([1]), size=40)
+        ballot = Ballot.from_rows(rows_U, torch.tensor([0]), torch.tensor([1]), block_rows=40)
         helper._gate._was_asked = False
         with suppress(StopIteration):
             helper.answer_message(links, replace(ask(), payload=ballot.payload)).send(None)
@@ -396,7 +396,7 @@ def ask(**tensors: torch.Tensor) -> Envelope:
 )
 def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(RemoteProtocolError, match="active"):
-        Ballot.from_message(ask(**tensors), contract(), aligned=400, classes=10)
+        Ballot.from_message(ask(**tensors), contract(), position_count=400, class_count=10)
 
 
 PEOPLE = 400
@@ -466,8 +466,8 @@ def open_encrypted(*, colluders: int = 0, **said: Any) -> tuple[Simulation, np.n
 def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | None) -> None:
     session, clear = open_encrypted(candidates=candidates)
     votes = gather_votes(session)
-    assert session.active_role.rounding is not None
-    assert np.abs(votes - clear).max() <= session.active_role.rounding < 0.01
+    assert session.active_role.rounding_error is not None
+    assert np.abs(votes - clear).max() <= session.active_role.rounding_error < 0.01
     sent = {flow.kind for flow in session.transcript.flows}
     assert Kind.LABELS not in sent
     assert (Kind.CHALLENGE in sent) is (Kind.COIN in sent) is (candidates is not None)

@@ -32,7 +32,7 @@ from secure_apfed.learning.release import (
     parse_representations,
 )
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.session_sum import AnswerLimits, bind_step
+from secure_apfed.methods.session_sum import AnswerLimits, make_step_binding
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.guard import GaussianGuard, NoGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -91,7 +91,7 @@ def passive(agreed: Contract, name: str = "p1", **more: Any) -> tuple[ApfedPassi
 def open_sum(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
     sums = plain_sum()
     combined = sums.make_aggregator().combine(contributions)
-    binding = bind_step(SESSION, sent.step, rows, sent.payload)
+    binding = make_step_binding(SESSION, sent.step, rows, sent.payload)
     return torch.from_numpy(sums.make_receiver().decode(combined, (len(rows), D), binding))
 
 
@@ -209,9 +209,9 @@ def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_
     noise = noise_of(None)
     party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
     admitted, values = party.compute_contribution(representations(rows, z))
-    party.sum.protect_answer(admitted, values)
+    party.passive_sum.protect_answer(admitted, values)
     with pytest.raises(LocalProtocolError, match="admitted last, and leaves once"):
-        party.sum.protect_answer(admitted, values + 1)
+        party.passive_sum.protect_answer(admitted, values + 1)
     again, _ = passive(later_session(agreed), answers=tmp_path / "answers", noise=noise)
     with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
         contribute_to(again, representations(rows, z))
@@ -371,16 +371,16 @@ def test_a_batch_outside_the_rules_is_refused(
 
 def test_a_binding_changes_with_everything_it_binds() -> None:
     rows = torch.tensor([4, 2, 9])
-    usual = bind_step("s", 3, rows, b"payload")
-    assert usual == bind_step("s", 3, torch.arange(10)[rows], b"payload")
+    usual = make_step_binding("s", 3, rows, b"payload")
+    assert usual == make_step_binding("s", 3, torch.arange(10)[rows], b"payload")
     others = [
-        bind_step("t", 3, rows, b"payload"),
-        bind_step("s", 4, rows, b"payload"),
-        bind_step("s", 3, rows.flip(0), b"payload"),
-        bind_step("s", 3, rows[:2], b"payload"),
-        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"),
-        bind_step("s", 3, rows, b"payloae"),
-        bind_step("s", 3, rows, b"payload\x00"),
+        make_step_binding("t", 3, rows, b"payload"),
+        make_step_binding("s", 4, rows, b"payload"),
+        make_step_binding("s", 3, rows.flip(0), b"payload"),
+        make_step_binding("s", 3, rows[:2], b"payload"),
+        make_step_binding("s", 3, torch.tensor([4, 2, 8]), b"payload"),
+        make_step_binding("s", 3, rows, b"payloae"),
+        make_step_binding("s", 3, rows, b"payload\x00"),
     ]
     assert len({binding.digest for binding in (usual, *others)}) == len(others) + 1
     assert others[2].message == usual.message
@@ -392,7 +392,7 @@ def allowance(
 ) -> AnswerLimits:
     agreed = {"batch_size": 3, "epochs": epochs, "spare_answers": spare}
     terms = contract().model_copy(update=agreed)
-    return AnswerLimits("p1", terms, aligned=10, log=log, extra_answers=extra_answers)
+    return AnswerLimits("p1", terms, position_count=10, log_path=log, extra_answers=extra_answers)
 
 
 def take(own: AnswerLimits, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
@@ -444,7 +444,7 @@ def test_an_answer_is_on_the_disk_before_it_may_leave_or_else_with_the_checkpoin
     synced = []
     brought = actives_own(tmp_path)
     inside = replace(brought, secrets=replace(brought.secrets, needs_durable_logs=sends_out))
-    own = AnswerLimits.from_contract(inside, contract(), aligned=10)
+    own = AnswerLimits.from_contract(inside, contract(), position_count=10)
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
     take(own, [1, 2], step=0)
     assert log.read_bytes().count(b"\n") == 2

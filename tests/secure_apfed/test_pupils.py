@@ -12,7 +12,7 @@ from secure_apfed.baselines import BaselineTask, Predictor, find_baseline
 from secure_apfed.baselines.classical import fit_ridge, fit_ridges
 from secure_apfed.baselines.interface import FloatArray
 from secure_apfed.methods.local_models import ReceivedSums, fit_local_models
-from secure_apfed.methods.pupils import Pupil, label_rows, teach_pupils
+from secure_apfed.methods.sum_students import SumStudent, fit_sum_students, label_rows
 
 ROWS = 1000
 LABELLED = 30
@@ -42,15 +42,15 @@ class Rows:
         return float((predictor.compute_scores(self.test).argmax(1) == self.test_truth).mean())
 
 
-def taught_by(pupils: list[Pupil], name: str) -> Pupil:
-    return next(pupil for pupil in pupils if pupil.taught_by == name)
+def taught_by(pupils: list[SumStudent], name: str) -> SumStudent:
+    return next(pupil for pupil in pupils if pupil.teacher_name == name)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_pupil_is_better_where_the_sums_tell_the_class(seed: int) -> None:
     rows = Rows(seed=seed)
     alone = find_baseline("ridge").fit(rows.task)
-    pupil = taught_by(teach_pupils(rows.task, rows.received), "their mean")
+    pupil = taught_by(fit_sum_students(rows.task, rows.received), "their mean")
     assert rows.accuracy(pupil.predictor) > rows.accuracy(alone) + 0.03
 
 
@@ -58,7 +58,7 @@ def test_a_pupil_is_better_where_the_sums_tell_the_class(seed: int) -> None:
 def test_noise_in_the_sums_costs_little(seed: int) -> None:
     rows = Rows(seed=seed, tell=0.0)
     alone = find_baseline("ridge").fit(rows.task)
-    pupil = taught_by(teach_pupils(rows.task, rows.received), "their mean")
+    pupil = taught_by(fit_sum_students(rows.task, rows.received), "their mean")
     assert rows.accuracy(pupil.predictor) > rows.accuracy(alone) - 0.1
 
 
@@ -68,10 +68,12 @@ def test_held_out_labels_judge_a_pupil_as_new_rows_do(seed: int) -> None:
     rows = Rows(seed=seed, tell=8.0)
     draw = np.random.default_rng(seed)
     noise = replace(rows.task, features=draw.normal(size=rows.task.features.shape))
-    for pupil in teach_pupils(noise, rows.received):
-        assert pupil.held_out is not None
-        right = (pupil.held_out.scores.argmax(1) == pupil.held_out.truth).mean()
-        assert right < 0.65, f"features are noise, and {pupil.taught_by} is right about {right:.2f}"
+    for pupil in fit_sum_students(noise, rows.received):
+        assert pupil.held_out_scores is not None
+        right = (pupil.held_out_scores.scores.argmax(1) == pupil.held_out_scores.truth).mean()
+        assert right < 0.65, (
+            f"features are noise, and {pupil.teacher_name} is right about {right:.2f}"
+        )
 
 
 def test_rows_for_which_nothing_came_back_are_not_taught() -> None:
@@ -80,8 +82,8 @@ def test_rows_for_which_nothing_came_back_are_not_taught() -> None:
     received = nothing_for(rows, np.arange(500, ROWS))
     other = replace(rows.task, features=rows.task.features.copy())
     other.features[500:] = other.features[500:][::-1]
-    before = teach_pupils(rows.task, received)
-    after = teach_pupils(other, received)
+    before = fit_sum_students(rows.task, received)
+    after = fit_sum_students(other, received)
     for pupil, again in zip(before, after, strict=True):
         said = pupil.predictor.compute_scores(rows.test)
         np.testing.assert_allclose(again.predictor.compute_scores(rows.test), said, atol=1e-9)
@@ -90,9 +92,9 @@ def test_rows_for_which_nothing_came_back_are_not_taught() -> None:
 def test_labelled_rows_without_an_answer_teach_and_judge() -> None:
     rows = Rows()
     received = nothing_for(rows, np.arange(10))
-    for pupil in teach_pupils(rows.task, received):
-        assert pupil.held_out is not None
-        assert len(pupil.held_out.truth) == LABELLED
+    for pupil in fit_sum_students(rows.task, received):
+        assert pupil.held_out_scores is not None
+        assert len(pupil.held_out_scores.truth) == LABELLED
 
 
 def nothing_for(rows: Rows, unanswered: np.ndarray) -> FloatArray:
@@ -112,26 +114,26 @@ UNANSWERED: Mapping[str, Callable[[Rows], FloatArray]] = {
 @pytest.mark.parametrize("case", UNANSWERED)
 def test_no_pupil_is_taught_of_too_few_labels(case: str) -> None:
     rows = Rows()
-    assert teach_pupils(rows.task, UNANSWERED[case](rows)) == []
+    assert fit_sum_students(rows.task, UNANSWERED[case](rows)) == []
 
 
 @pytest.mark.parametrize("case", UNANSWERED)
 def test_local_models_stay_where_no_pupil_is_taught(case: str) -> None:
     rows = Rows()
     received = UNANSWERED[case](rows)
-    made = fit_local_models(nn.Identity(), rows.task, combine="mean", received_UD=received)
-    assert made.used
-    assert not any("pupil" in name for name in made.used)
+    made = fit_local_models(nn.Identity(), rows.task, combination="mean", received_UD=received)
+    assert made.used_names
+    assert not any("pupil" in name for name in made.used_names)
 
 
 def test_the_kept_pupil_says_what_it_said() -> None:
     rows = Rows()
     received = rows.received
     made = fit_local_models(
-        nn.Identity(), rows.task, combine="best", inputs=["pupils"], received_UD=received
+        nn.Identity(), rows.task, combination="best", inputs=["pupils"], received_UD=received
     )
-    pupils = teach_pupils(rows.task, received)
-    (used,) = made.used
+    pupils = fit_sum_students(rows.task, received)
+    (used,) = made.used_names
     pupil = taught_by(pupils, used.removeprefix("pupil of x taught by "))
     said = made.networks(torch.from_numpy(rows.test), None)[0].exp().numpy()
     scores = pupil.predictor.compute_scores(rows.test).clip(min=0)
@@ -161,7 +163,7 @@ def test_regressions_that_are_fitted_together_are_those_of_stacked_targets() -> 
 
 
 def test_received_sums_are_averaged_over_the_answers_of_a_row() -> None:
-    received = ReceivedSums(torch.tensor([3, 0, 1, 2, -1]), people=5)
+    received = ReceivedSums(torch.tensor([3, 0, 1, 2, -1]), person_count=5)
     received.add_sums(torch.tensor([0, 3]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     received.add_sums(torch.tensor([3, 1]), torch.tensor([[5.0, 8.0], [7.0, 7.0]]))
     nothing = [np.nan, np.nan]
@@ -170,7 +172,7 @@ def test_received_sums_are_averaged_over_the_answers_of_a_row() -> None:
 
 
 def test_sums_of_rows_that_no_model_learns_from_are_dropped() -> None:
-    received = ReceivedSums(torch.tensor([4, 1]), people=6)
+    received = ReceivedSums(torch.tensor([4, 1]), person_count=6)
     received.add_sums(torch.tensor([0, 4, 5]), torch.tensor([[1.0], [2.0], [3.0]]))
     np.testing.assert_array_equal(received.average_sums(), [[2], [np.nan]])
     assert {tensor.shape[0] for tensor in received.tensors().values()} == {2}
@@ -178,12 +180,12 @@ def test_sums_of_rows_that_no_model_learns_from_are_dropped() -> None:
 
 def test_received_sums_go_through_a_checkpoint() -> None:
     positions = torch.arange(3)
-    received = ReceivedSums(positions, people=3)
+    received = ReceivedSums(positions, person_count=3)
     received.add_sums(torch.tensor([0, 2]), torch.ones(2, 4))
-    again = ReceivedSums(positions, people=3)
+    again = ReceivedSums(positions, person_count=3)
     again.load_tensors(received.tensors())
     np.testing.assert_array_equal(again.average_sums(), received.average_sums())
-    empty = ReceivedSums(positions, people=3)
+    empty = ReceivedSums(positions, person_count=3)
     again.load_tensors(empty.tensors())
     assert again.average_sums().shape == (3, 0)
 
@@ -199,18 +201,18 @@ def test_models_without_help_replace_pupils_that_are_surely_worse(
     def mistake_classes(predictor: Predictor, task: BaselineTask) -> FloatArray:
         return np.roll(label_rows(predictor, task), 1, axis=1)
 
-    monkeypatch.setattr("secure_apfed.methods.pupils.label_rows", mistake_classes)
+    monkeypatch.setattr("secure_apfed.methods.sum_students.label_rows", mistake_classes)
     received = rows.received
-    made = fit_local_models(nn.Identity(), rows.task, combine="best", received_UD=received)
-    assert not made.reads_help
-    assert all(name.endswith(" of x") for name in made.used)
+    made = fit_local_models(nn.Identity(), rows.task, combination="best", received_UD=received)
+    assert not made.is_helped
+    assert all(name.endswith(" of x") for name in made.used_names)
     kept = fit_local_models(
-        nn.Identity(), rows.task, combine="best", inputs=["pupils"], received_UD=received
+        nn.Identity(), rows.task, combination="best", inputs=["pupils"], received_UD=received
     )
-    assert kept.reads_help
+    assert kept.is_helped
 
 
 def test_models_with_help_stay_where_they_are_better() -> None:
     rows = Rows(tell=8.0)
-    made = fit_local_models(nn.Identity(), rows.task, combine="best", received_UD=rows.received)
-    assert made.reads_help
+    made = fit_local_models(nn.Identity(), rows.task, combination="best", received_UD=rows.received)
+    assert made.is_helped

@@ -478,10 +478,10 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     secrets = {name: fresh_secrets(config, name, log_folder=folder) for name in ("shop", "../shop")}
     start = SimulationInputs(config=config, data=load_data(config.data, seed=0), secrets=secrets)
-    AnswerLimits.from_contract(own_of(start, "shop"), contract(), aligned=3)
+    AnswerLimits.from_contract(own_of(start, "shop"), contract(), position_count=3)
     assert (folder / "answers-shop.jsonl").exists()
     with pytest.raises(ConfigError, match="no file of"):
-        AnswerLimits.from_contract(own_of(start, "../shop"), contract(), aligned=3)
+        AnswerLimits.from_contract(own_of(start, "../shop"), contract(), position_count=3)
     with pytest.raises(ConfigError, match="no file of"):
         RunFolder(folder).get_party_path("../shop")
 

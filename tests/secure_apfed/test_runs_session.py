@@ -569,9 +569,9 @@ class Probe:
         return answer
 
     def wrap_answer(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
-        def answer(sum_end: PassiveSum, admitted: AdmittedRequest, values_BD: Any) -> bytes:
-            sent = honest(sum_end, admitted, values_BD)
-            self._note(sum_end.name, admitted.step, admitted.rows, values_BD.tobytes())
+        def answer(passive_sum: PassiveSum, admitted: AdmittedRequest, values_BD: Any) -> bytes:
+            sent = honest(passive_sum, admitted, values_BD)
+            self._note(passive_sum.name, admitted.step, admitted.rows, values_BD.tobytes())
             return sent
 
         return answer

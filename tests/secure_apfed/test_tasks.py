@@ -37,7 +37,7 @@ from secure_apfed.interfaces.estimator import VerticalClassifier
 from secure_apfed.measures.table import MEASURES, list_measure_names
 from secure_apfed.measures.tasks import TASKS, Regression
 from secure_apfed.methods import METHODS
-from secure_apfed.methods.student import RANGES, Bins
+from secure_apfed.methods.student import RANGES, TargetRanges
 from secure_apfed.runs import active_model
 from secure_apfed.runs.active_model import load_model, predict_file, predict_into, row_writer
 from secure_apfed.runs.folder import RunFolder, load_scores
@@ -160,20 +160,20 @@ def test_losses_are_of_labelled_rows(loss: Any, value: float) -> None:
 
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
     targets = np.random.default_rng(0).normal(size=800)
-    bins = Bins.from_targets(targets)
+    bins = TargetRanges.from_targets(targets)
     places = bins.encode_targets(targets)
     assert np.bincount(places, minlength=RANGES).tolist() == [100] * RANGES
-    assert bins.centres[3] == pytest.approx(targets[places == 3].mean())
-    assert (np.diff(bins.centres) > 0).all()
+    assert bins.mean_targets[3] == pytest.approx(targets[places == 3].mean())
+    assert (np.diff(bins.mean_targets) > 0).all()
     told = bins.compute_mean_targets(np.eye(RANGES)[places])
     assert np.corrcoef(told[:, 0], targets)[0, 1] > 0.95
     assert bins.compute_mean_targets(np.zeros((2, RANGES))).tolist() == [[0.0], [0.0]]
     half = bins.compute_mean_targets(np.array([[2.0, 2.0, *[0.0] * 6]]))
-    assert half.item() == pytest.approx(bins.centres[:2].mean())
-    alike = Bins.from_targets(np.array([1.0] * 9 + [4.0]))
-    assert len(alike.centres) == RANGES
-    assert np.isfinite(alike.centres).all()
-    assert alike.centres[alike.encode_targets(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
+    assert half.item() == pytest.approx(bins.mean_targets[:2].mean())
+    alike = TargetRanges.from_targets(np.array([1.0] * 9 + [4.0]))
+    assert len(alike.mean_targets) == RANGES
+    assert np.isfinite(alike.mean_targets).all()
+    assert alike.mean_targets[alike.encode_targets(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
 
 
 @pytest.mark.parametrize("method", VOTING)

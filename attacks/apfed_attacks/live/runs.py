@@ -65,7 +65,7 @@ from secure_apfed.methods.session_sum import (
     AdmittedRequest,
     ContributionAggregator,
     PassiveSum,
-    bind_step,
+    make_step_binding,
 )
 from secure_apfed.methods.votes import VotesActive, VotesPassive
 from secure_apfed.networks.objectives import Contrastive
@@ -208,7 +208,7 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
             check_spread(z_BD, terms, sender=sender)
         weights = {} if Rule.WEIGHT in rules else meta.get("weights", {})
         passive.weight = float(weights.get(passive.name, agreed_weight))
-        return passive.sum.admit_request(message, rows_B), z_BD
+        return passive.passive_sum.admit_request(message, rows_B), z_BD
 
     passive.admit_batch = parse_request  # type: ignore[method-assign]
 
@@ -255,13 +255,13 @@ class _WatchedSum(PassiveSum):
         if Rule.ALLOWANCE in self.enforced_rules:
             super().count_answer(admitted, digest)
 
-    def make_binding(self, admitted: AdmittedRequest) -> StepBinding:
+    def make_associated_data(self, admitted: AdmittedRequest) -> StepBinding:
         """Return what authenticates the contribution: contributions add up only if it is equal.
 
         It is the digest of the request or, without the rule BINDING, of the step alone.
         """
         if Rule.BINDING in self.enforced_rules:
-            return super().make_binding(admitted)
+            return super().make_associated_data(admitted)
         return _bind_to_step(self.contract.session, admitted.step)
 
 
@@ -270,7 +270,7 @@ def _bind_to_step(session: str, step: int) -> StepBinding:
 
     Contributions to different requests then add up.
     """
-    return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
+    return make_step_binding(session, step, torch.empty(0, dtype=torch.int64), b"")
 
 
 class LiveRun(LiveSession[ApfedActive]):
@@ -304,12 +304,15 @@ class LiveRun(LiveSession[ApfedActive]):
         trained = find_positions_in_table_order(aligned, self.data.train_rows)
         self.training_positions = shuffle_rows(trained, self.config.seed, "attacks", "live")
         for passive in self._passive_roles.values():
-            passive.sum = _WatchedSum(passive.sum, self.rules)
+            passive.passive_sum = _WatchedSum(passive.passive_sum, self.rules)
             if not self.enforces_rules:
                 _relax_rules(passive, self.rules)
         # The active must authenticate sums as the passives do.
         if Rule.BINDING not in self.rules:
-            self._active_sum.make_binding = lambda step, *_: _bind_to_step(contract.session, step)  # type: ignore[method-assign]
+            active_sum = self._active_sum
+            active_sum.make_associated_data = lambda step, *_: _bind_to_step(  # type: ignore[method-assign]
+                contract.session, step
+            )
 
     @property
     def _passive_roles(self) -> dict[str, ApfedPassive]:
@@ -320,11 +323,11 @@ class LiveRun(LiveSession[ApfedActive]):
     @property
     def _active_sum(self) -> ActiveSum:
         """The active's part in the secure sum."""
-        return self.active_role.sum
+        return self.active_role.active_sum
 
     def _get_watched_sum(self, passive: str) -> _WatchedSum:
         """Return a passive's part in the secure sum, which records its contributions."""
-        watched = self._passive_roles[passive].sum
+        watched = self._passive_roles[passive].passive_sum
         assert isinstance(watched, _WatchedSum)
         return watched
 
@@ -463,11 +466,11 @@ class LiveRun(LiveSession[ApfedActive]):
                 payload = build_payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, payload)
             # The active awaits a sum of the participants only, in this step.
-            honest_participants = active_sum.present
-            active_sum.present = participating
+            honest_participants = active_sum.present_passives
+            active_sum.present_passives = participating
             columns = z_BD.flatten(1).shape[1]
             await active_sum.receive_sum(links, step, rows_B, build_payload(z_BD), columns)
-            active_sum.present = honest_participants
+            active_sum.present_passives = honest_participants
             assert active_sum.decoded_sum is not None
             return active_sum.decoded_sum
 
@@ -508,7 +511,7 @@ class LiveRun(LiveSession[ApfedActive]):
         network.replace_script(AGGREGATOR, script)
         self._active_sum.receiver = plain.make_receiver()
         for name in names:
-            self._passive_roles[name].sum.contributor = plain.make_contributor(name)
+            self._passive_roles[name].passive_sum.contributor = plain.make_contributor(name)
 
 
 class JointRun(LiveSession[TvflActive]):
@@ -620,7 +623,7 @@ class VotesRun(LiveSession[VotesActive]):
                 rows_U,
                 Tensor([index_by_position[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
-                size=honest.size,
+                block_rows=honest.block_rows,
                 shows_labels=describe_exchange(self.config).labels == "shown",
             )
         if not self._step:

@@ -367,7 +367,8 @@ def _measure_accuracy(
         voter.labeller = PoisonedVotes(honest=voter.labeller, way=poisoning, seed=seed)
     session.learn_from_votes()
     agreement_by_passive = {
-        name: agreement.others or 0.0 for name, agreement in session.active_role.agreement.items()
+        name: agreement.others or 0.0
+        for name, agreement in session.active_role.agreement_by_party.items()
     }
     predictions = session.active_role.student.score_rows(session.data.test_rows)
     return 100 * ACCURACY.compute_value(predictions), agreement_by_passive

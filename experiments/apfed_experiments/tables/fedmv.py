@@ -176,7 +176,7 @@ def fit_vertical(
     label_term = LabelTerm(
         numerals.encode_labels(rows),
         np.full((len(rows), 1), term_weights.distance_weight),
-        acts_on_own=is_label_holder_only,
+        is_on_own_labels=is_label_holder_only,
     )
     common_NC = draw_orthonormal(len(rows), _CLASS_COUNT, rng)
     for _ in range(_VERTICAL_ITERATIONS):

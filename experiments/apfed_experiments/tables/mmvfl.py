@@ -113,7 +113,7 @@ def fit_mmvfl(
         for x_NF in views
     ]
     # The term that draws the label holder's pseudo-labels to the labels, with weight eta.
-    label_term = LabelTerm(truth_NC, np.full((row_count, 1), _ETA), acts_on_own=True)
+    label_term = LabelTerm(truth_NC, np.full((row_count, 1), _ETA), is_on_own_labels=True)
     common_NC = draw_orthonormal(row_count, class_count, rng)
     previous_objective = np.inf
     weights_by_limit: dict[int, list[Floats]] = {}
