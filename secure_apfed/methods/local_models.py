@@ -8,13 +8,13 @@ of x alone are the very fits of the baselines. A model that has collapsed is lef
 
 There are two ways. `FinalFit` (APFed with `train.labels: after`) fits local models to the inputs
 that `train.local_models` lists: the features x, the representation h, both beside each other; and
-pupils, models of x that learn from the received sums (`secure_apfed.methods.sum_students`). It combines
-the models that use the exchange, by h or as pupils (`train.combine`). Models of x alone replace
-them if validation says that these are significantly better. No label was used in the exchange, so
-validation rows are as good as new ones. `fit_best_if_better` (APC-VFL and VFedTrans with
-`classifier: strongest`) uses the best model of h only if validation says that it is significantly
-better than the best of x (`is_surely_better`). A public code chooses its teacher in the same way
-(`choose_reader`).
+sum students, models of x that learn from the received sums (`secure_apfed.methods.sum_students`).
+It combines the models that use the exchange, by h or as sum students (`train.combine`). Models of x
+alone replace them if validation says that these are significantly better. No label was used in the
+exchange, so validation rows are as good as new ones. `fit_best_if_better` (APC-VFL and VFedTrans
+with `classifier: strongest`) uses the best model of h only if validation says that it is
+significantly better than the best of x (`is_surely_better`). A public code chooses its teacher in
+the same way (`choose_reader`).
 
 Letters: N positions of the alignment, U training rows, n of them with labels, B rows, F features,
 D numbers of h, K classes.
@@ -138,21 +138,21 @@ class _Candidate(LocalModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _SumStudentCandidate(_Candidate):
-    """A pupil as a candidate: a ridge regression on x that learnt a teacher's labels."""
+    """A sum student as a candidate: a ridge regression on x that learnt a teacher's labels."""
 
     sum_student: SumStudent
 
     @property
     def name(self) -> str:
-        """The name for reports, which names the pupil's teacher."""
+        """The name for reports, which names the student's teacher."""
         return f"pupil of x taught by {self.sum_student.teacher_name}"
 
     def fit(self) -> Predictor:
-        """Return the pupil, which is fitted already."""
+        """Return the student, which is fitted already."""
         return self.sum_student.predictor
 
     def has_collapsed(self) -> bool:
-        """Return whether the pupil predicts nearly the same for all rows."""
+        """Return whether the student predicts nearly the same for all rows."""
         return measure_collapse(self.fit(), self.task) > MAX_SHARE_DISTANCE
 
     def score_held_out(self) -> Scored | None:
@@ -337,9 +337,10 @@ def fit_local_models(
     inputs: Collection[LastInput] = LAST_INPUTS,
     received_UD: FloatArray | None = None,
 ) -> LocalModels:
-    """Fit local models and pupils after an exchange, and combine them to one model.
+    """Fit local models and sum students after an exchange, and combine them to one model.
 
-    A pupil is a model of the features x that learns from a model which also reads received sums.
+    A sum student is a model of the features x that learns from a model which also reads received
+    sums.
 
     Args:
         encoder: maps features (B, *shape) to the representation h (B, *any shape); it is copied,
@@ -347,7 +348,7 @@ def fit_local_models(
         task: the active's training rows and labels.
         combination: "mean" of the probabilities of all models, "mean_of_three" of the best three on
             validation rows, or the "best" one.
-        inputs: what local models read ("x", "h", "x_and_h"), and "pupils" to fit pupils, too.
+        inputs: what local models read ("x", "h", "x_and_h"), and "pupils" to fit sum students, too.
             Without "x" no model of x alone can replace the models that use the exchange.
         received_UD: the mean received sum, D numbers for each of the task's U rows; NaN for a row
             without a sum. None: no row has one.
@@ -504,16 +505,19 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
 
 
 def _list_sum_students(task: BaselineTask, received_UD: FloatArray) -> list[_Candidate]:
-    """Fit pupils, and return them as candidates (`secure_apfed.methods.sum_students`).
+    """Fit sum students, and return them as candidates (`secure_apfed.methods.sum_students`).
 
-    A pupil is a model of the features x; its teacher reads the received sums, too. `received_UD`:
-    the mean received sum, D numbers for each of the task's U rows; NaN where there is none.
+    A sum student is a model of the features x; its teacher reads the received sums, too.
+    `received_UD`: the mean received sum, D numbers for each of the task's U rows; NaN where there
+    is none.
     """
     view = ColumnView.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
     return [
-        _SumStudentCandidate(baseline=ridge, task=task, view=view, input="x", sum_student=pupil)
-        for pupil in fit_sum_students(task, received_UD)
+        _SumStudentCandidate(
+            baseline=ridge, task=task, view=view, input="x", sum_student=sum_student
+        )
+        for sum_student in fit_sum_students(task, received_UD)
     ]
 
 
@@ -523,7 +527,7 @@ def _list_candidates(
     """Return every kind of local model for each of these inputs, not yet fitted.
 
     `encoder`: computes the representation h of a row's features x. `inputs`: any of "x", "h" and
-    "x_and_h"; "pupils" is ignored, since `_list_pupils` lists them.
+    "x_and_h"; "pupils" is ignored, since `_list_sum_students` lists them.
     """
     views: list[tuple[Input, ColumnView, BaselineTask]] = []
     if "x" in inputs:

@@ -4,12 +4,12 @@ sums. Settings and results call them pupils.
 Run by: the active, alone, after an exchange in which it received sums of the passives' gradients
 for its training rows. Such a sum is a projection of the passives' features
 (apfed-without-labels.md), and no new row has one. So a teacher, a local model that reads the sums
-beside the features, labels all training rows. A sum student, a ridge regression on the features alone,
-learns these labels (D. Lopez-Paz et al., "Unifying distillation and privileged information", ICLR
-2016). Nothing is sent: this is post-processing of the received sums.
+beside the features, labels all training rows. A sum student, a ridge regression on the features
+alone, learns these labels (D. Lopez-Paz et al., "Unifying distillation and privileged information",
+ICLR 2016). Nothing is sent: this is post-processing of the received sums.
 
-Validation rows measure a student as new rows would: neither label nor sum of a validation row is used
-to train it.
+Validation rows measure a student as new rows would: neither label nor sum of a validation row is
+used to train it.
 
 Letters: U training rows, T of them with a received sum, n labelled rows, B any rows, F features, D
 numbers of a sum, C = F + D, K classes.
@@ -208,8 +208,8 @@ def _fit_measured_students(
         fold_students = _fit_students_without(task, labels_of_teachers, fold, fold_number)
         for scores, fold_student in zip(fold_scores, fold_students, strict=True):
             scores.append(fold_student.compute_scores(task.labelled_features[fold]))
-    # The students that predict are fitted to all rows. Their teachers were fitted to all labels, and
-    # stand last in `likely_UK_by_fold`.
+    # The students that predict are fitted to all rows. Their teachers were fitted to all labels;
+    # their labels stand last in `likely_UK_by_fold`.
     no_rows = np.arange(0)
     predictors = _fit_students_without(task, labels_of_teachers, no_rows, fold_number=len(folds))
     truth_n = task.labels[np.concatenate(folds)] if folds else None

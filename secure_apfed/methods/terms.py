@@ -172,7 +172,9 @@ def make_sum(
     """
     settings = config.secure_sum
     sum_class = find_sum_class(config.secure_sum)
-    contributing_passives = [name for name in passives if config.find_passive_settings(name).weight > 0]
+    contributing_passives = [
+        name for name in passives if config.find_passive_settings(name).weight > 0
+    ]
     has_single_passive = 1 in (len(passives), len(contributing_passives))
     if has_single_passive and not settings.allow_single_passive:
         raise ConfigError(

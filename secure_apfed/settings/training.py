@@ -348,8 +348,8 @@ class TrainSettings(Settings):
         local_models: which local models learn the labels under `labels: after`: of the features
             ("x"), of their representation ("h"), of both ("x_and_h"), or "pupils", models of the
             features that also learn from the answers to each training row
-            (`secure_apfed.methods.sum_students`). Models of "x" are used if held-out labels show that
-            they are better than the others.
+            (`secure_apfed.methods.sum_students`). Models of "x" are used if held-out labels show
+            that they are better than the others.
         combine: how these local models become one: the "mean" of their probabilities, that of the
             best three by held-out labels, or the "best" one.
         spread_labels: whether labels are spread over the representations of all training rows after
