@@ -164,16 +164,16 @@ header_of_another_spelling: test_exchange_codec.py
 --- secure_apfed/exchange/links.py
 frame_for_somebody_else: test_exchange_links.py
     A frame for another party is taken.
--            if ends != (self._session, sender, self.me):
+-            if claimed_origin != (self._session, sender, self.me):
 +            if ends[:2] != (self._session, sender):
 announcement_up_to_any_bound: test_exchange_links.py
     A peer announces, and sends, more than the receiver takes here.
--        if total > maximum:
+-        if total > max_bytes:
 +        if total > MAX_BYTES:
 part_of_any_size: test_exchange_links.py
     A peer cuts a message into as many parts as it likes, empty ones without end.
--if length != min(self._size, total - offset):
-+if length > min(self._size, total - offset):
+-if length != min(self._part_bytes, total - offset):
++if length > min(self._part_bytes, total - offset):
 --- secure_apfed/exchange/agreement.py
 one_key_for_two_parties: test_exchange_agreement.py
     Two parties with one run key between them pass for two.

@@ -127,11 +127,11 @@ def relay_heartbeats(links: Links) -> Iterator[None]:
     Run by the hub, the party that the intersection is computed at: while it waits for one peer, the
     other peers wait for it.
     """
-    links.heartbeats.relays = True
+    links.heartbeats.is_relaying = True
     try:
         yield
     finally:
-        links.heartbeats.relays = False
+        links.heartbeats.is_relaying = False
 
 
 async def align_hub(
@@ -369,7 +369,7 @@ class _IntersectingParty:
         the largest number of bytes of the message.
         """
         return await self._links.receive(
-            peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, maximum=max_bytes
+            peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, max_bytes=max_bytes
         )
 
     def discard_other_ids(self) -> None:
@@ -618,7 +618,7 @@ class _IntersectingParty:
                 role, partial(self.stored_intersection.require_same, bucket)
             )
             await self._links.run_conversation(
-                Kind.ALIGNMENT, checked_role, self._peers, maximum=max_message_bytes
+                Kind.ALIGNMENT, checked_role, self._peers, max_bytes=max_message_bytes
             )
 
         if self._me == self._hub:

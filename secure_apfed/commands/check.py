@@ -586,7 +586,7 @@ class Checks:
         peers = list(file.peers)
         waiting_file = file.model_copy(update={"meet_s": meet_s})
         status = StatusTracker()
-        status.start_session(file.party, peers, None, meet_s=meet_s)
+        status.start_session(file.party, peers, None, meeting_timeout_s=meet_s)
         board = progress.Board(lambda: (status.build_status(),))
         with progress.show_board(board, as_json=self.is_quiet):
             connect = self.connect or connect_peers

@@ -20,8 +20,8 @@ from secure_apfed.exchange.envelope import quote_reason
 from secure_apfed.exchange.pipe import MAX_QUEUED, Pipe
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
-    MAX_SEALED,
-    MAX_UNPROVED,
+    MAX_FRAME_BYTES,
+    MAX_UNPROVED_FRAME_BYTES,
     LocalEnd,
     PeerAcceptor,
     prove_identity,
@@ -35,9 +35,11 @@ Returns what `take_frame` returned there. Raises ConnectionAbortedError: the job
 the call failed."""
 
 _NAME_BYTES = 32
-_AT_ONCE = 4  # calls under way on a connection; with one at a time a run took half as long again
-_MAX_INCOMING = 4  # unproven connections in one peer's name; then the oldest is closed
-_ROOM_S = 10.0  # that a call waits until its frame is taken
+_MAX_CALLS_UNDER_WAY = (
+    4  # calls under way on a connection; with one at a time a run took half as long again
+)
+_MAX_UNPROVEN = 4  # unproven connections in one peer's name; then the oldest is closed
+_TAKE_TIMEOUT_S = 10.0  # that a call waits until its frame is taken
 
 
 class Calls:
@@ -54,19 +56,21 @@ class Calls:
         """
         self._me = me
         self._carry = carry
-        dialling = tuple(name for name in me.known if name > me.name)
-        self._acceptor = PeerAcceptor(me, dialling, absent="its party did not begin")
+        dialling = tuple(name for name in me.identity_by_peer if name > me.name)
+        self._acceptor = PeerAcceptor(me, dialling, absence_reason="its party did not begin")
         self._lock = threading.Lock()
         self._connections: dict[str, _CallConnection] = {}  # by peer: the one in use
         # By dialling peer, its connections that have not proved an identity, by their names.
-        self._incoming: dict[str, dict[bytes, _CallConnection]] = {name: {} for name in dialling}
-        self._failing: set[str] = set()  # peers at whom the last call failed
+        self._unproven_by_peer: dict[str, dict[bytes, _CallConnection]] = {
+            name: {} for name in dialling
+        }
+        self._unreachable_peers: set[str] = set()  # peers at whom the last call failed
         self._stop_reasons: dict[str, str] = {}  # by peer: why its party has ended
-        self._ended = ""  # why all connections have ended; "" while they have not
+        self._end_reason = ""  # why all connections have ended; "" while they have not
 
     def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
         """Return, by peer, a function that connects to it; `LinkTransport` calls it repeatedly."""
-        return {name: partial(self._connect_peer, name) for name in self._me.known}
+        return {name: partial(self._connect_peer, name) for name in self._me.identity_by_peer}
 
     def _connect_peer(self, peer: str) -> Connection:
         """Return an authenticated connection to this peer: accept one if the peer dials, else dial.
@@ -77,8 +81,8 @@ class Calls:
         """
         if (reason := self._stop_reasons.get(peer)) is not None:
             raise RemoteProtocolError(f"{peer} stopped: {reason}")
-        if self._ended:
-            raise RemoteProtocolError(self._ended)
+        if self._end_reason:
+            raise RemoteProtocolError(self._end_reason)
         if peer > self._me.name:
             return self._acceptor.take_connection(peer)
         connection = self._make_connection(peer, fresh_key())
@@ -125,59 +129,65 @@ class Calls:
         """
         with self._lock:
             current = self._connections.get(caller)
-            incoming = self._incoming.get(caller, {})
+            unproven_connections = self._unproven_by_peer.get(caller, {})
             if current is not None and current.name == name:
                 return current
-            if name in incoming:
-                return incoming[name]
-            may_dial = caller in self._incoming and not self._ended
+            if name in unproven_connections:
+                return unproven_connections[name]
+            may_dial = caller in self._unproven_by_peer and not self._end_reason
             if not may_dial or number != 0 or len(name) != _NAME_BYTES:
                 return None
-            fresh = self._make_connection(caller, name)
-            incoming[name] = fresh
+            new_connection = self._make_connection(caller, name)
+            unproven_connections[name] = new_connection
             oldest = None
-            if len(incoming) > _MAX_INCOMING:
-                oldest_name = next(iter(incoming))
-                oldest = incoming.pop(oldest_name)
+            if len(unproven_connections) > _MAX_UNPROVEN:
+                oldest_name = next(iter(unproven_connections))
+                oldest = unproven_connections.pop(oldest_name)
         if oldest is not None:
             oldest.close()
-        threading.Thread(target=self._admit_peer, args=(caller, fresh), daemon=True).start()
-        return fresh
+        threading.Thread(
+            target=self._admit_peer, args=(caller, new_connection), daemon=True
+        ).start()
+        return new_connection
 
-    def _admit_peer(self, peer: str, fresh: "_CallConnection") -> None:
+    def _admit_peer(self, peer: str, new_connection: "_CallConnection") -> None:
         """Verify a dialling peer's identity on a new connection.
 
-        If it is verified, the connection `fresh` replaces the peer's former one; else it was closed
-        and is forgotten.
+        If it is verified, the connection `new_connection` replaces the peer's former one; else it
+        was closed and is forgotten.
         """
-        self._acceptor.admit_stranger(fresh, certificate=b"")  # calls have no TLS certificate
-        if fresh.is_over:
+        self._acceptor.admit_stranger(
+            new_connection, certificate=b""
+        )  # calls have no TLS certificate
+        if new_connection.is_over:
             with self._lock:
-                self._incoming[peer].pop(fresh.name, None)
+                self._unproven_by_peer[peer].pop(new_connection.name, None)
         else:
-            self._replace_connection(peer, fresh)
+            self._replace_connection(peer, new_connection)
 
-    def _replace_connection(self, peer: str, fresh: "_CallConnection") -> None:
-        """Replace the peer's former connection, if any, by `fresh`, and close the former one.
+    def _replace_connection(self, peer: str, new_connection: "_CallConnection") -> None:
+        """Replace the peer's former connection, if any, by `new_connection`, and close the former
+        one.
 
-        If all connections have ended meanwhile, `fresh` is closed, too.
+        If all connections have ended meanwhile, `new_connection` is closed, too.
         """
         with self._lock:
-            self._incoming.get(peer, {}).pop(fresh.name, None)
+            self._unproven_by_peer.get(peer, {}).pop(new_connection.name, None)
             former = self._connections.get(peer)
-            self._connections[peer] = fresh
-            ended = self._ended
+            self._connections[peer] = new_connection
+            is_ended = self._end_reason
         if former is not None:
             former.close()
-        if ended:
-            fresh.close()
+        if is_ended:
+            new_connection.close()
 
     def _make_connection(self, peer: str, name: bytes) -> "_CallConnection":
         """Return a new connection to this peer; `name`: its name, 32 random bytes."""
         return _CallConnection(name, partial(self._carry_frame, peer, name))
 
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
-        """Send one frame by a call, and record in `_failing` whether calls at this peer fail.
+        """Send one frame by a call, and record in `_unreachable_peers` whether calls at this peer
+        fail.
 
         Returns whether the peer accepted the frame.
 
@@ -190,10 +200,10 @@ class Calls:
             raise
         except OSError:
             with self._lock:
-                self._failing.add(peer)
+                self._unreachable_peers.add(peer)
             raise
         with self._lock:
-            self._failing.discard(peer)
+            self._unreachable_peers.discard(peer)
         return is_accepted
 
     def end_connections(self, reason: str) -> None:
@@ -202,12 +212,12 @@ class Calls:
         The reason also names the peers at whom the last call failed.
         """
         with self._lock:
-            failing = " and ".join(sorted(self._failing))
-            self._ended = self._ended or (
+            failing = " and ".join(sorted(self._unreachable_peers))
+            self._end_reason = self._end_reason or (
                 f"{reason}; calls to {failing} failed before" if failing else reason
             )
             connections = [*self._connections.values()]
-            for incoming in self._incoming.values():
+            for incoming in self._unproven_by_peer.values():
                 connections += incoming.values()
         for connection in connections:
             connection.close()
@@ -217,7 +227,7 @@ class Calls:
 
         `reason`: the peer's own words, which errors quote as untrusted text.
         """
-        if peer in self._me.known:
+        if peer in self._me.identity_by_peer:
             self._stop_reasons[peer] = quote_reason(reason.encode("utf-8", "replace"))
 
 
@@ -236,18 +246,18 @@ class _CallConnection(Pipe):
         super().__init__()
         self.name = name
         self._carry = carry
-        self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
-        self._call_slots = threading.Semaphore(_AT_ONCE)
+        self._call_pool = ThreadPoolExecutor(_MAX_CALLS_UNDER_WAY, thread_name_prefix="call")
+        self._call_slots = threading.Semaphore(_MAX_CALLS_UNDER_WAY)
         self._early_frames: dict[int, bytes] = {}  # by number: those before which one is missing
         self._sent_frames = 0
         self._received_frames = 0
-        self._max_bytes = MAX_UNPROVED
+        self._max_bytes = MAX_UNPROVED_FRAME_BYTES
         # How many frames the other end has sent in all; known once it has closed the connection.
-        self._announced_frames: int | None = None
+        self._announced_frame_count: int | None = None
 
     def trust_peer(self) -> None:
         """Allow larger frames, after the peer proved its identity."""
-        self._max_bytes = MAX_SEALED
+        self._max_bytes = MAX_FRAME_BYTES
 
     def take_frame(self, number: int, frame: bytes) -> bool:
         """Accept a frame; block until all frames before it have come and few are unread.
@@ -255,17 +265,17 @@ class _CallConnection(Pipe):
         The caller is the other end's remote call, so blocking it slows a fast sender down.
 
         Returns False if the frame is repeated, too long or too far ahead: at most the next
-        `_AT_ONCE` frames are accepted, and fewer while too many are unread. Also False if the
-        frame could not be queued in time.
+        `_MAX_CALLS_UNDER_WAY` frames are accepted, and fewer while too many are unread. Also False
+        if the frame could not be queued in time.
 
         `number`: number of the frame on this connection, from 0.
         """
         with self._changed:
-            if self._ended is not None or len(frame) > self._max_bytes:
+            if self._end_reason is not None or len(frame) > self._max_bytes:
                 return False
             unread_excess = max(0, len(self._frames) - MAX_QUEUED)
             next_number = self._received_frames
-            number_limit = next_number + _AT_ONCE - unread_excess
+            number_limit = next_number + _MAX_CALLS_UNDER_WAY - unread_excess
             if number in self._early_frames or not next_number <= number < number_limit:
                 return False
             self._early_frames[number] = frame
@@ -276,31 +286,32 @@ class _CallConnection(Pipe):
             self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: (
-                    self._ended is not None
+                    self._end_reason is not None
                     or (number < self._received_frames and len(self._frames) <= MAX_QUEUED)
                 ),
-                _ROOM_S,
+                _TAKE_TIMEOUT_S,
             )
 
     @property
     def is_over(self) -> bool:
         """True if the connection has ended."""
-        return self._ended is not None
+        return self._end_reason is not None
 
-    def end_after(self, count: int) -> None:
+    def end_after(self, frame_count: int) -> None:
         """Record that the other end closed the connection after it sent this number of frames."""
         with self._changed:
-            self._announced_frames = count
+            self._announced_frame_count = frame_count
             self._end_if_over()
 
     def _end_if_over(self) -> None:
         """End the connection if all frames that the other end announced have arrived."""
-        announced = self._announced_frames
+        announced = self._announced_frame_count
         if announced is not None and self._received_frames >= announced:
             self.end("the other end closed the connection")
 
     def send_bytes(self, buf: bytes, /) -> None:
-        """Send a frame by a call in the background; wait while `_AT_ONCE` calls are under way.
+        """Send a frame by a call in the background; wait while `_MAX_CALLS_UNDER_WAY` calls are
+        under way.
 
         A call that fails ends the connection. `buf`: the frame's bytes.
 
@@ -309,11 +320,11 @@ class _CallConnection(Pipe):
         self._call_slots.acquire()
         try:
             with self._changed:
-                if self._ended is not None:
-                    raise BrokenPipeError(self._ended)
+                if self._end_reason is not None:
+                    raise BrokenPipeError(self._end_reason)
                 number = self._sent_frames
                 self._sent_frames += 1
-                self._calling.submit(self._send_frame, number, buf)
+                self._call_pool.submit(self._send_frame, number, buf)
         except BaseException:
             self._call_slots.release()
             raise
@@ -338,8 +349,8 @@ class _CallConnection(Pipe):
         `sent_frames`: after how many frames in all the other end ends it; 0: at once.
         """
         with self._changed:
-            if self._ended is None:
-                self._calling.submit(self._announce_end, sent_frames)
+            if self._end_reason is None:
+                self._call_pool.submit(self._announce_end, sent_frames)
             self.end(reason)
 
     def _announce_end(self, sent_frames: int) -> None:
@@ -353,6 +364,6 @@ class _CallConnection(Pipe):
     def end(self, reason: str = "") -> None:
         """End the connection with this reason, and let no further call begin."""
         with self._changed:
-            if self._ended is None:
-                self._calling.shutdown(wait=False)
+            if self._end_reason is None:
+                self._call_pool.shutdown(wait=False)
             super().end(reason)

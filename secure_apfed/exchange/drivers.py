@@ -194,7 +194,7 @@ class InMemoryNetwork:
         Raises LocalProtocolError: the party runs another script, which has not ended.
         """
         current = self._roles.get(name)
-        if current is not None and not current.ended:
+        if current is not None and not current.is_ended:
             script.close()
             raise LocalProtocolError(f"{name} plays a script already, which has not ended")
         role = _RunningScript(script)
@@ -235,7 +235,7 @@ class InMemoryNetwork:
                 script.close()  # a script before it failed, so it was not started
         with self._end_scripts_on_error():
             for name in scripts:
-                while not self._roles[name].ended:
+                while not self._roles[name].is_ended:
                     if not self._deliver_frame():
                         self._raise_timeout()
             while self._deliver_frame():
@@ -282,13 +282,13 @@ class InMemoryNetwork:
         Called when all scripts wait and no frame is under way. A script too many of whose awaited
         senders have ended is first, else the script with the least patience.
         """
-        ended = {name for name, role in self._roles.items() if role.ended}
+        ended = {name for name, role in self._roles.items() if role.is_ended}
 
         def list_gone_senders(awaited: Awaited) -> tuple[str, ...]:
             """Return the awaited senders that have ended, if too few remain; else ()."""
             departed = tuple(name for name in awaited.senders if name in ended)
             remaining = len(awaited.senders) - len(departed)
-            return departed if remaining < awaited.least else ()
+            return departed if remaining < awaited.min_senders else ()
 
         def rank_patience(name: str) -> int:
             """Return the patience of a waiting party's script; 0 if its senders have ended."""
@@ -315,7 +315,7 @@ class _RunningScript:
 
     Attributes:
         awaited: the message that the script waits for; None: it is not waiting.
-        ended: whether the script has returned, failed or been closed.
+        is_ended: whether the script has returned, failed or been closed.
         result: what the script returned; None before.
     """
 
@@ -323,7 +323,7 @@ class _RunningScript:
         """Wrap a script that has not run yet; `start` runs it."""
         self._script = script
         self.awaited: Awaited | None = None
-        self.ended = False
+        self.is_ended = False
         self.result: Any = None
 
     def start(self) -> None:
@@ -347,14 +347,14 @@ class _RunningScript:
                 # A coroutine is started by sending None.
                 self.awaited = self._script.send(event)  # type: ignore[arg-type]
         except StopIteration as end:
-            self.ended = True
+            self.is_ended = True
             self.result = end.value
         except BaseException:
-            self.ended = True
+            self.is_ended = True
             raise
 
     def close(self) -> None:
         """Stop the script where it waits."""
         self.awaited = None
-        self.ended = True
+        self.is_ended = True
         self._script.close()

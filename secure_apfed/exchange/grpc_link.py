@@ -3,8 +3,8 @@
 Run by: every party (extra `grpc`), as the layer below `sealed_connection` and `resumable_link`.
 Reachable parties listen, the others dial; a proxy may terminate TLS between them. Protects from:
 strangers without a certificate, and from calls and frames that are too many or too large. No
-message of gRPC's is parsed here: frames are bytes of at most `MAX_SEALED`, and of at most
-`MAX_UNPROVED`, with one buffered, before the other end proves its identity.
+message of gRPC's is parsed here: frames are bytes of at most `MAX_FRAME_BYTES`, and of at most
+`MAX_UNPROVED_FRAME_BYTES`, with one buffered, before the other end proves its identity.
 
 A frame travels in messages of at most 128 KiB, each with a byte before it that says whether more of
 the frame follows: gRPC takes a whole message into memory before anybody here may refuse it.
@@ -24,7 +24,11 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials
 from secure_apfed.exchange.envelope import clean_text
 from secure_apfed.exchange.pipe import MAX_QUEUED, Pipe
-from secure_apfed.exchange.sealed_connection import MAX_SEALED, MAX_UNPROVED, refuse_long_frame
+from secure_apfed.exchange.sealed_connection import (
+    MAX_FRAME_BYTES,
+    MAX_UNPROVED_FRAME_BYTES,
+    refuse_long_frame,
+)
 from secure_apfed.exchange.sockets import Address, spell_address
 
 try:
@@ -93,11 +97,11 @@ class GrpcConnection(Pipe):
         super().__init__(room=1)
         self._outgoing = Pipe()
         self._cancel = cancel
-        self._max_bytes = MAX_UNPROVED
+        self._max_bytes = MAX_UNPROVED_FRAME_BYTES
 
     def trust_peer(self) -> None:
         """Allow larger frames and a larger buffer, after the peer proved its identity."""
-        self._max_bytes = MAX_SEALED
+        self._max_bytes = MAX_FRAME_BYTES
         self.room = MAX_QUEUED
 
     def receive_pieces(self, pieces: Iterator[bytes]) -> None:

@@ -28,13 +28,13 @@ from apfed_protocols.seal import SealedLink
 from secure_apfed.base.peer_text import quote_text
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, quote_reason
 
-IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
+KINDS_IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 """Kinds of messages that travel in parts, also where one part is enough."""
 PART_BYTES = 2**24
 MAX_BYTES = 2**30
 """The longest message that is taken of a peer where the receiver says nothing else."""
-_PART = struct.Struct(">IQQ")  # number of the message, its length, offset of the part in it
-PART_HEADER_BYTES = _PART.size
+_PART_HEADER = struct.Struct(">IQQ")  # number of the message, its length, offset of the part in it
+PART_HEADER_BYTES = _PART_HEADER.size
 
 UNNAMED_SESSION = "unnamed"
 """Session name of envelopes that are sent before all parties agreed on a session and sealed their
@@ -55,7 +55,7 @@ _FINAL_REASONS = tuple(
 IDS_PER_HEARTBEAT = 2**16
 """Processed IDs after which a heartbeat is due: 2.6 s of a thread that takes 40 us for an ID."""
 _SPARE_HEARTBEATS = 4
-_DONE_IDS = struct.Struct(">Q")  # a heartbeat: the number of IDs processed so far
+_HEARTBEAT = struct.Struct(">Q")  # a heartbeat: the number of IDs processed so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,25 +67,25 @@ class Awaited:
         senders: the message may come from any of these peers.
         kinds: the message's kind is one of these.
         step: the step that the message must have; None: any.
-        least: how many of the senders must still be connected; with fewer the wait fails.
+        min_senders: how many of the senders must still be connected; with fewer the wait fails.
         patience: how long a silence is accepted, in units of `unit_s`. A party that waits for a
             reply has more patience than the replying party has for what the reply needs. So the
             party that waits for the silent one itself notices first, and names it.
         unit_s: seconds of one unit of patience, from the contract; None: the driver's default.
-        needed: peers without whom the session cannot continue. If one of them has left, the awaited
-            peers will leave, too, and get a few seconds to say why.
-        predicts: whether the session's steps are joint predictions instead of training.
+        needed_peers: those without whom the session cannot continue. If one of them has left, the
+            awaited peers will leave, too, and get a few seconds to say why.
+        is_prediction: whether the session's steps are joint predictions instead of training.
     """
 
     me: str
     senders: tuple[str, ...]
     kinds: tuple[Kind, ...]
     step: int | None
-    least: int = 1
+    min_senders: int = 1
     patience: int = 1
     unit_s: float | None = None
-    needed: tuple[str, ...] = ()
-    predicts: bool = False
+    needed_peers: tuple[str, ...] = ()
+    is_prediction: bool = False
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
         """Suspend the role's script here; its driver resumes it with a frame from a sender."""
@@ -95,7 +95,7 @@ class Awaited:
     def phase(self) -> str:
         """The phase of the session in which the awaited message is sent, such as "training"."""
         phase = self.kinds[0].phase
-        return "prediction" if self.predicts and phase == "training" else phase
+        return "prediction" if self.is_prediction and phase == "training" else phase
 
     def __str__(self) -> str:
         """Return in words which message is expected, for errors."""
@@ -165,13 +165,14 @@ class Links:
             it accepts from its peers.
         unit_s: seconds of one unit of patience (see `Awaited`), from the contract; None: the
             driver's default.
-        needed: peers without whom the session cannot continue; none before there is a contract.
-        predicts: whether the session makes joint predictions instead of training.
+        needed_peers: those without whom the session cannot continue; none before there is a
+            contract.
+        is_prediction: whether the session makes joint predictions instead of training.
     """
 
     unit_s: float | None = None
-    needed: tuple[str, ...] = ()
-    predicts: bool = False
+    needed_peers: tuple[str, ...] = ()
+    is_prediction: bool = False
 
     def __init__(
         self,
@@ -185,10 +186,12 @@ class Links:
         self.me = me
         self._peers = tuple(peers)
         self._observers = tuple(observers)
-        self._post = post
-        self._record = record
+        self._post_frame = post
+        self._record_envelope = record
         self._session = UNNAMED_SESSION
-        self._seals = dict[str, SealedLink]()  # by peer: encryption keys; empty before `seal`
+        self._sealed_link_by_peer = dict[
+            str, SealedLink
+        ]()  # by peer: encryption keys; empty before `seal`
         self._sent_envelopes: Counter[str] = Counter()  # by receiver, since the links were sealed
         self._messages_in_parts: Counter[str] = Counter()  # by receiver: how many were sent
         self._assemblers = {peer: MessageAssembler(me, peer) for peer in self._peers}
@@ -205,12 +208,12 @@ class Links:
 
         Raises LocalProtocolError: the links are encrypted already, or a peer has no keys.
         """
-        if self._seals or set(seals) != set(self._peers):
+        if self._sealed_link_by_peer or set(seals) != set(self._peers):
             raise LocalProtocolError(
                 f"{self.me} seals its links once, and all of them: {', '.join(self._peers)}"
             )
         self._session = session
-        self._seals = dict(seals)
+        self._sealed_link_by_peer = dict(seals)
         self._sent_envelopes.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
@@ -226,7 +229,7 @@ class Links:
         """
         self._require_links((receiver,))
         bodies: Iterable[bytes] = (payload,)
-        if kind in IN_PARTS:
+        if kind in KINDS_IN_PARTS:
             bodies = split_into_parts(self._messages_in_parts[receiver], payload)
         for body in bodies:
             envelope = Envelope(
@@ -242,7 +245,7 @@ class Links:
             self._interrupted_receivers.add(receiver)
             self._send_envelope(envelope)
             self._interrupted_receivers.discard(receiver)
-        if kind in IN_PARTS:
+        if kind in KINDS_IN_PARTS:
             self._messages_in_parts[receiver] += 1
 
     def _send_envelope(self, envelope: Envelope) -> None:
@@ -253,16 +256,16 @@ class Links:
         receiver = envelope.receiver
         header = envelope.header
         body = envelope.payload
-        if self._seals:
-            seal = self._seals[receiver]
-            body = seal.seal(body, sequence=envelope.sequence, associated=header)
+        if self._sealed_link_by_peer:
+            sealed_link = self._sealed_link_by_peer[receiver]
+            body = sealed_link.seal(body, sequence=envelope.sequence, associated=header)
         self._sent_envelopes[receiver] += 1
         frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + body
-        self._record(envelope, len(frame))
+        self._record_envelope(envelope, len(frame))
         _log_envelope("sends", envelope, len(frame))
         for observer in self._observers:
             observer.observe_outgoing(envelope, frame)
-        self._post(receiver, frame)
+        self._post_frame(receiver, frame)
 
     def _send_heartbeat(self, peer: str, heartbeat: bytes) -> None:
         """Send a peer how many IDs this party has processed so far, 8 bytes."""
@@ -291,9 +294,9 @@ class Links:
         senders: str | Sequence[str],
         *kinds: Kind,
         step: int | None = None,
-        minimum: int = 1,
+        min_senders: int = 1,
         patience: int = 1,
-        maximum: int = MAX_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> Envelope:
         """Wait for the next message from one of these senders, and return it with all its parts.
 
@@ -301,9 +304,9 @@ class Links:
             senders: the awaited peer or peers.
             kinds: the message's kind is one of these.
             step: the step that the message must have; None: any.
-            minimum: how many of the senders must still be connected; with fewer the wait fails.
+            min_senders: how many of the senders must still be connected; with fewer the wait fails.
             patience: how long to wait, in multiples of `unit_s`; see `Awaited`.
-            maximum: the largest number of bytes of the message, over all parts.
+            max_bytes: the largest number of bytes of the message, over all parts.
 
         Raises:
             LocalProtocolError: no link leads to one of the senders.
@@ -316,11 +319,11 @@ class Links:
             senders=(senders,) if isinstance(senders, str) else tuple(senders),
             kinds=kinds,
             step=step,
-            least=minimum,
+            min_senders=min_senders,
             patience=patience,
             unit_s=self.unit_s,
-            needed=self.needed,
-            predicts=self.predicts,
+            needed_peers=self.needed_peers,
+            is_prediction=self.is_prediction,
         )
         self._require_links(awaited.senders)
         message = None
@@ -332,19 +335,19 @@ class Links:
                 sender, frame = await awaited
             except PartyLeftError as error:
                 # A sender may have stopped in the middle of a message: then the error says so.
-                unfinished = [self._assemblers[name].midway for name in awaited.senders]
-                if not any(unfinished):
+                interruptions = [self._assemblers[name].interruption for name in awaited.senders]
+                if not any(interruptions):
                     raise
                 silence = str(error).replace("; nothing came", "; nothing more came")
-                reason = "; ".join([silence, *filter(None, unfinished)])
+                reason = "; ".join([silence, *filter(None, interruptions)])
                 raise PartyLeftError(
                     reason, missing_parties=error.missing_parties, has_left=error.has_left
                 ) from error
-            message = self._assemble_message(awaited, self._open_frame(sender, frame), maximum)
+            message = self._assemble_message(awaited, self._open_frame(sender, frame), max_bytes)
         return message
 
     def _assemble_message(
-        self, awaited: Awaited, envelope: Envelope, maximum: int
+        self, awaited: Awaited, envelope: Envelope, max_bytes: int
     ) -> Envelope | None:
         """Process a received envelope; return the message that it completes.
 
@@ -353,7 +356,7 @@ class Links:
         Args:
             awaited: what this party waits for.
             envelope: the decrypted envelope.
-            maximum: the largest number of bytes of the message, over all parts.
+            max_bytes: the largest number of bytes of the message, over all parts.
 
         Raises:
             RunStoppedError: the envelope says that its sender stops.
@@ -381,13 +384,13 @@ class Links:
             raise RemoteProtocolError(
                 f"{awaited}, got {kind} of step {envelope.step} from {sender}"
             )
-        if kind not in IN_PARTS:
+        if kind not in KINDS_IN_PARTS:
             return envelope
-        payload = assembler.add_part(envelope.payload, kind, maximum=maximum)
+        payload = assembler.add_part(envelope.payload, kind, max_bytes=max_bytes)
         return None if payload is None else envelope.with_payload(payload)
 
     async def run_conversation(
-        self, kind: Kind, role: Conversation, peers: Sequence[str], *, maximum: int = MAX_BYTES
+        self, kind: Kind, role: Conversation, peers: Sequence[str], *, max_bytes: int = MAX_BYTES
     ) -> None:
         """Run one end of an interactive protocol with these peers, before training.
 
@@ -398,7 +401,7 @@ class Links:
             kind: kind of the protocol's messages, such as a set intersection's.
             role: this party's end of the protocol, which returns the messages to send.
             peers: the other parties that take part.
-            maximum: the largest number of bytes of a message.
+            max_bytes: the largest number of bytes of a message.
 
         Raises:
             LocalProtocolError: the role writes to a party that takes no part.
@@ -417,25 +420,31 @@ class Links:
                 self.send(message.receiver, kind, BEFORE_TRAINING, message.body)
 
         send_messages(role.start())
-        busy = list(peers)
+        unfinished_peers = list(peers)
         while not role.is_finished:
             try:
                 message = await self.receive(
-                    busy, kind, Kind.READY, step=BEFORE_TRAINING, minimum=len(busy), maximum=maximum
+                    unfinished_peers,
+                    kind,
+                    Kind.READY,
+                    step=BEFORE_TRAINING,
+                    min_senders=len(unfinished_peers),
+                    max_bytes=max_bytes,
                 )
             except PartyLeftError as error:
-                ready = ", ".join(peer for peer in peers if peer not in busy)
-                if not ready:
+                finished_peers = ", ".join(peer for peer in peers if peer not in unfinished_peers)
+                if not finished_peers:
                     raise
                 raise PartyLeftError(
-                    f"{error}; {ready} said before that its {kind} is over: perhaps too early",
+                    f"{error}; {finished_peers} said before that its {kind} is over: perhaps too "
+                    "early",
                     missing_parties=error.missing_parties,
                     has_left=error.has_left,
                 ) from error
             if message.kind is kind:
                 send_messages(role.receive(message.sender, message.payload))
             else:
-                busy.remove(message.sender)
+                unfinished_peers.remove(message.sender)
                 self._early_messages[message.sender] = message
 
     def _require_links(self, peers: Sequence[str]) -> None:
@@ -462,33 +471,42 @@ class Links:
         body = frame[_LENGTH_BYTES + length :]
         try:
             try:
-                claimed = Envelope.parse_header(header)
+                claimed_header = Envelope.parse_header(header)
             except RemoteProtocolError as error:
                 reason = f"{self.me}, on the link from {sender}: {error}"
                 raise RemoteProtocolError(reason) from error
             # A peer that fails before it has the keys can only report this unencrypted.
-            if self._seals and claimed.kind is Kind.ABORT and claimed.session == UNNAMED_SESSION:
+            if (
+                self._sealed_link_by_peer
+                and claimed_header.kind is Kind.ABORT
+                and claimed_header.session == UNNAMED_SESSION
+            ):
                 raise RunStoppedError(
                     f"agreement: {sender} stopped the run before its links were sealed, and says "
                     f"without a seal: {quote_reason(body, _REASON_LETTERS)}",
                     missing_parties=(sender,),
                 )
-            ends = (claimed.session, claimed.sender, claimed.receiver)
-            if ends != (self._session, sender, self.me):
+            claimed_origin = (
+                claimed_header.session,
+                claimed_header.sender,
+                claimed_header.receiver,
+            )
+            if claimed_origin != (self._session, sender, self.me):
                 raise RemoteProtocolError(
                     f"{self.me}: a frame on the link from {sender} claims to be from "
-                    f"{quote_text(claimed.sender)} to {quote_text(claimed.receiver)} in session "
-                    f"{quote_text(claimed.session)}"
+                    f"{quote_text(claimed_header.sender)} to "
+                    f"{quote_text(claimed_header.receiver)} in session "
+                    f"{quote_text(claimed_header.session)}"
                 )
-            if self._seals:
-                seal = self._seals[sender]
-                body = seal.open(body, sequence=claimed.sequence, associated=header)
+            if self._sealed_link_by_peer:
+                sealed_link = self._sealed_link_by_peer[sender]
+                body = sealed_link.open(body, sequence=claimed_header.sequence, associated=header)
         except RemoteProtocolError:
             _LOGGER.warning("%s refuses a frame of %d bytes from %s", self.me, len(frame), sender)
             for observer in self._observers:
                 observer.observe_refusal(sender, frame)
             raise
-        envelope = claimed.with_payload(body)
+        envelope = claimed_header.with_payload(body)
         _log_envelope("receives", envelope, len(frame))
         for observer in self._observers:
             observer.observe_incoming(envelope, frame)
@@ -514,19 +532,24 @@ def is_final_stop(error: PartyLeftError) -> bool:
 # into another.
 
 
-def split_into_parts(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
+def split_into_parts(
+    message_number: int, message: bytes, part_bytes: int | None = None
+) -> Iterator[bytes]:
     """Yield a message in parts, which `MessageAssembler` joins; an empty message has one part.
 
     The header of each part has the message's number and length, and the part's offset in it.
 
     Args:
-        number: number of the message on its link, from 0.
+        message_number: number of the message on its link, from 0.
         message: bytes of the message.
-        size: bytes of a part, without header; None: `PART_BYTES`.
+        part_bytes: bytes of a part, without header; None: `PART_BYTES`.
     """
-    size = size or PART_BYTES
-    for offset in range(0, len(message) or 1, size):
-        yield _PART.pack(number, len(message), offset) + message[offset : offset + size]
+    part_bytes = part_bytes or PART_BYTES
+    for offset in range(0, len(message) or 1, part_bytes):
+        yield (
+            _PART_HEADER.pack(message_number, len(message), offset)
+            + message[offset : offset + part_bytes]
+        )
 
 
 class MessageAssembler:
@@ -543,30 +566,30 @@ class MessageAssembler:
         """
         self._me = me
         self._peer = peer
-        self._size = size or PART_BYTES
-        self._number = 0  # number of the present or the next message
-        self._total = 0  # bytes of the present message, as announced
+        self._part_bytes = size or PART_BYTES
+        self._message_number = 0  # number of the present or the next message
+        self._message_bytes = 0  # bytes of the present message, as announced
         self.kind = ""
         self._received_bytes = bytearray()
 
     @property
-    def midway(self) -> str:
+    def interruption(self) -> str:
         """The sentence that says how much of an unfinished message came; "" between messages."""
         if not self.kind:
             return ""
         return (
             f"{self._peer} stopped midway in a message: {len(self._received_bytes)} of "
-            f"{self._total} bytes of {self.kind} came"
+            f"{self._message_bytes} bytes of {self.kind} came"
         )
 
-    def add_part(self, part: bytes, kind: str, *, maximum: int = MAX_BYTES) -> bytes | None:
+    def add_part(self, part: bytes, kind: str, *, max_bytes: int = MAX_BYTES) -> bytes | None:
         """Add the next part; return the message if it is complete now, else None.
 
         Args:
             part: a header (number of the message, its length, offset of the part), then bytes of
                 the message.
             kind: kind of the message, for errors.
-            maximum: the largest number of bytes of the whole message.
+            max_bytes: the largest number of bytes of the whole message.
 
         Raises RemoteProtocolError: the part is out of order or of another size than expected, or
             the message is too long.
@@ -576,54 +599,60 @@ class MessageAssembler:
                 f"{self._peer} sent {len(part)} bytes of {kind} to {self._me}, too few for a part "
                 "of a message"
             )
-        number, total, offset = _PART.unpack_from(part)
+        number, total, offset = _PART_HEADER.unpack_from(part)
         if not self.kind:
-            self._start_message(kind, number, total, maximum)
-        if (number, total, offset) != (self._number, self._total, len(self._received_bytes)):
+            self._start_message(kind, number, total, max_bytes)
+        if (number, total, offset) != (
+            self._message_number,
+            self._message_bytes,
+            len(self._received_bytes),
+        ):
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} part {offset} of {total} bytes of message {number}, "
-                f"expected part {len(self._received_bytes)} of {self._total} bytes of message "
-                f"{self._number}: a part was repeated, left out, reordered or of another message"
+                f"expected part {len(self._received_bytes)} of {self._message_bytes} bytes of "
+                "message "
+                f"{self._message_number}: a part was repeated, left out, reordered or of another "
+                "message"
             )
         length = len(part) - PART_HEADER_BYTES
-        if length != min(self._size, total - offset):
+        if length != min(self._part_bytes, total - offset):
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} a part of {length} bytes at {offset} of {total} of "
-                f"message {number}; every part but the last has {self._size} bytes"
+                f"message {number}; every part but the last has {self._part_bytes} bytes"
             )
         self._received_bytes += memoryview(part)[PART_HEADER_BYTES:]
         if len(self._received_bytes) < total:
             return None
         message = bytes(self._received_bytes)
-        self._number = number + 1
+        self._message_number = number + 1
         self.kind = ""
         self._received_bytes = bytearray()
         return message
 
-    def _start_message(self, kind: str, number: int, total: int, maximum: int) -> None:
+    def _start_message(self, kind: str, number: int, total: int, max_bytes: int) -> None:
         """Begin to receive a message, before any memory is taken for it.
 
         Args:
             kind: kind of the message.
             number: number of the message on its link.
             total: bytes of the whole message, as announced.
-            maximum: the largest number of bytes that is accepted.
+            max_bytes: the largest number of bytes that is accepted.
 
-        Raises RemoteProtocolError: the number is out of order, or `total` is above `maximum`.
+        Raises RemoteProtocolError: the number is out of order, or `total` is above `max_bytes`.
         """
-        if number != self._number:
+        if number != self._message_number:
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} message {number} in parts, expected message "
-                f"{self._number}: one was repeated or left out"
+                f"{self._message_number}: one was repeated or left out"
             )
-        if total > maximum:
+        if total > max_bytes:
             raise RemoteProtocolError(
                 f"{self._peer} announces a message of {total} bytes of {kind} to {self._me}, which "
-                f"takes at most {maximum} here; compare the settings of both, such as "
+                f"takes at most {max_bytes} here; compare the settings of both, such as "
                 "alignment.maximum_ids"
             )
         self.kind = kind
-        self._total = total
+        self._message_bytes = total
 
 
 # Heartbeats: a party in a long computation reports how many IDs it has processed to those that may
@@ -650,8 +679,8 @@ class Heartbeats:
     of those that wait for the sender.
 
     Attributes:
-        relays: whether a peer's heartbeat is passed on to the other peers, as this party's own;
-            so for a party that waits for one peer while others wait for it.
+        is_relaying: whether a peer's heartbeat is passed on to the other peers, as this party's
+            own; so for a party that waits for one peer while others wait for it.
     """
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
@@ -666,7 +695,7 @@ class Heartbeats:
         self._reported_ids = 0  # of these, as the last heartbeat said
         self._remaining_by_peer: dict[str, int] = {}  # how many more heartbeats are accepted
         self._last_ids_by_peer: dict[str, int] = {}  # the number in its last heartbeat
-        self.relays = False
+        self.is_relaying = False
 
     def count_work(self, ids: int) -> None:
         """Count processed IDs; send all peers a heartbeat after each `IDS_PER_HEARTBEAT`."""
@@ -678,27 +707,29 @@ class Heartbeats:
         """Send these peers a heartbeat: the number of IDs that this party has processed so far."""
         self._reported_ids = self._done_ids
         for peer in peers:
-            self._send(peer, _DONE_IDS.pack(self._done_ids))
+            self._send(peer, _HEARTBEAT.pack(self._done_ids))
 
-    def set_limits(self, counts: Mapping[str, int]) -> None:
+    def set_limits(self, limit_by_peer: Mapping[str, int]) -> None:
         """Set how many more heartbeats are accepted from each of these peers."""
-        self._remaining_by_peer |= counts
+        self._remaining_by_peer |= limit_by_peer
 
     @contextmanager
-    def tighten_limits(self, counts: Mapping[str, int]) -> Iterator[None]:
+    def tighten_limits(self, limit_by_peer: Mapping[str, int]) -> Iterator[None]:
         """Lower the limits of some peers within the `with` block.
 
         The former limits hold as well, and heartbeats within the block count towards them.
 
-        `counts`: name of a peer -> the largest number of heartbeats within the block.
+        `limit_by_peer`: name of a peer -> the largest number of heartbeats within the block.
         """
-        outer_limits = {peer: self._remaining_by_peer.get(peer, 0) for peer in counts}
-        inner_limits = {peer: min(count, outer_limits[peer]) for peer, count in counts.items()}
+        outer_limits = {peer: self._remaining_by_peer.get(peer, 0) for peer in limit_by_peer}
+        inner_limits = {
+            peer: min(count, outer_limits[peer]) for peer, count in limit_by_peer.items()
+        }
         self._remaining_by_peer |= inner_limits
         try:
             yield
         finally:
-            for peer in counts:
+            for peer in limit_by_peer:
                 used = inner_limits[peer] - self._remaining_by_peer[peer]
                 self._remaining_by_peer[peer] = outer_limits[peer] - used
 
@@ -712,9 +743,9 @@ class Heartbeats:
         """
         remaining = self._remaining_by_peer.get(sender, 0)
         ids_before = self._last_ids_by_peer.get(sender, 0)
-        if len(heartbeat) != _DONE_IDS.size:
+        if len(heartbeat) != _HEARTBEAT.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed heartbeat")
-        (done_ids,) = _DONE_IDS.unpack(heartbeat)
+        (done_ids,) = _HEARTBEAT.unpack(heartbeat)
         if done_ids < ids_before + IDS_PER_HEARTBEAT:
             raise RemoteProtocolError(
                 f"{sender} sent {self._me} a heartbeat without progress: {done_ids} IDs done, "
@@ -727,7 +758,7 @@ class Heartbeats:
             )
         self._remaining_by_peer[sender] = remaining - 1
         self._last_ids_by_peer[sender] = done_ids
-        if self.relays:
+        if self.is_relaying:
             # A relayed heartbeat must show progress, so it counts as work of this party.
             self._done_ids = max(self._done_ids, self._reported_ids + IDS_PER_HEARTBEAT)
             self._send_heartbeats([peer for peer in self._peers if peer != sender])

@@ -33,17 +33,23 @@ class PeerLink(ResumableLink):
 
     Attributes:
         me, peer: the names of this party and the other.
-        hub: the name of the party that listens. It is the same at both ends, so a protocol can give
-            the two parties different roles.
+        hub: the name of the party that listens. It is the same at both ends, so a protocol can
+            give the two parties different roles.
     """
 
     def __init__(
-        self, me: str, peer: str, hub: str, connect: Callable[[], Connection], patience_s: float
+        self,
+        me: str,
+        peer: str,
+        hub: str,
+        connect: Callable[[], Connection],
+        patience_s: float,
     ) -> None:
         """Open the link of `me` to `peer`.
 
-        `hub`: name of the party that listens. `connect`: makes a new connection; called again after
-        each break. `patience_s`: seconds that the peer may be away, at first and after each break.
+        `hub`: name of the party that listens. `connect`: makes a new connection; called again
+        after each break. `patience_s`: seconds that the peer may be away, at first and after each
+        break.
         """
         self.me = me
         self.peer = peer
@@ -105,21 +111,24 @@ def open_link(
             f"{me}: a link listens or dials; give open_link listen= at one end and dial= at the "
             'other, as "host:port"'
         )
-    place = str(dial or listen)
-    address = parse_address(place)
+    address_text = str(dial or listen)
+    address = parse_address(address_text)
     keys = _make_local_keys(me, peer, secret, identities)
     stack = contextlib.ExitStack()  # closes the port, if this party listens
     connect: Callable[[], Connection] = partial(_connect_peer, keys, peer, address)
     if listen is not None:
         acceptor = PeerAcceptor(
-            keys, (peer,), absent=f"it did not come to {place}; start it, or correct dial="
+            keys,
+            (peer,),
+            absence_reason=f"it did not come to {address_text}; start it, or correct dial=",
         )
         connect = partial(acceptor.take_connection, peer)
         try:
             stack.callback(Port(address, acceptor.admit_stranger).close)
         except (OSError, UnicodeError) as error:
             raise LocalProtocolError(
-                f"{me} cannot listen at {place} ({getattr(error, 'strerror', None) or error}); end "
+                f"{me} cannot listen at {address_text} "
+                f"({getattr(error, 'strerror', None) or error}); end "
                 "who does, or name another port at both ends"
             ) from error
     link = PeerLink(me, peer, peer if listen is None else me, connect, patience_s)
@@ -155,17 +164,22 @@ def _make_local_keys(
             f"identities=(identity of {me}, public bytes of that of {peer})"
         )
     if identities is not None:
-        pair: object = identities  # untyped, since a caller may pass something else than a pair
-        kinds = list(map(type, pair)) if isinstance(pair, tuple) else [type(pair)]
-        if kinds != [Identity, bytes] or len(identities[1]) != _KEY_BYTES:
+        given_pair: object = (
+            identities  # untyped, since a caller may pass something else than a pair
+        )
+        given_types = (
+            list(map(type, given_pair)) if isinstance(given_pair, tuple) else [type(given_pair)]
+        )
+        if given_types != [Identity, bytes] or len(identities[1]) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"{me}: identities= takes a fresh_identity() of {me} and the {_KEY_BYTES} bytes "
-                f"`public` of that of {peer}; got {', '.join(kind.__name__ for kind in kinds)}"
+                f"`public` of that of {peer}; got "
+                f"{', '.join(kind.__name__ for kind in given_types)}"
             )
         own_identity, peer_key = identities
-        return LocalEnd(name=me, identity=own_identity, known={peer: peer_key})
-    material = secret.encode() if isinstance(secret, str) else secret
-    if not isinstance(material, bytes) or len(material) < _SECRET_BYTES:
+        return LocalEnd(name=me, identity=own_identity, identity_by_peer={peer: peer_key})
+    secret_bytes = secret.encode() if isinstance(secret, str) else secret
+    if not isinstance(secret_bytes, bytes) or len(secret_bytes) < _SECRET_BYTES:
         raise LocalProtocolError(
             f"{me}: secret= is random text or bytes, at least {_SECRET_BYTES}, the same at both "
             "ends; secrets.token_urlsafe() makes one, to be told in private"
@@ -173,11 +187,11 @@ def _make_local_keys(
     # Scrypt (RFC 7914) makes each guess at a weak secret cost 128 n r bytes = 32 MiB of memory.
     salt = b"secure-apfed link v1"
     root_key = hashlib.scrypt(
-        material, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES
+        secret_bytes, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES
     )
     own_identity = Identity.from_secret_bytes(derive_key(root_key, me.encode()))
     peer_identity = Identity.from_secret_bytes(derive_key(root_key, peer.encode()))
-    return LocalEnd(name=me, identity=own_identity, known={peer: peer_identity.public})
+    return LocalEnd(name=me, identity=own_identity, identity_by_peer={peer: peer_identity.public})
 
 
 def _connect_peer(me: LocalEnd, peer: str, address: Address) -> Connection:

@@ -21,14 +21,16 @@ class Pipe:
         self.room = room
         self._changed = threading.Condition()
         self._frames: deque[bytes] = deque()
-        self._ended: str | None = None  # why the pipe has ended, maybe ""; None: it has not
+        self._end_reason: str | None = None  # why the pipe has ended, maybe ""; None: it has not
 
     def push_frame(self, frame: bytes) -> None:
         """Append a frame; wait while the pipe is full. Raises BrokenPipeError: the pipe ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)
-            if self._ended is not None:
-                raise BrokenPipeError(self._ended or "the connection was closed")
+            self._changed.wait_for(
+                lambda: self._end_reason is not None or len(self._frames) < self.room
+            )
+            if self._end_reason is not None:
+                raise BrokenPipeError(self._end_reason or "the connection was closed")
             self._frames.append(frame)
             self._changed.notify_all()
 
@@ -36,21 +38,21 @@ class Pipe:
         """Wait up to `timeout` seconds; return whether `recv_bytes` would not have to wait now."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: bool(self._frames) or self._ended is not None, timeout
+                lambda: bool(self._frames) or self._end_reason is not None, timeout
             )
 
     def recv_bytes(self) -> bytes:
         """Wait for the next frame, and return it. Raises EOFError: the pipe ended and is empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._ended is not None)
+            self._changed.wait_for(lambda: self._frames or self._end_reason is not None)
             if not self._frames:
-                raise EOFError(self._ended or "the other end closed the connection")
+                raise EOFError(self._end_reason or "the other end closed the connection")
             self._changed.notify_all()
             return self._frames.popleft()
 
     def end(self, reason: str = "") -> None:
         """Accept no more frames; unread frames may still be read. Only the first reason is kept."""
         with self._changed:
-            if self._ended is None:
-                self._ended = reason
+            if self._end_reason is None:
+                self._end_reason = reason
             self._changed.notify_all()

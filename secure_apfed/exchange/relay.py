@@ -41,8 +41,8 @@ _READY = b"ready"
 _MAX_PARTIES = 64
 _HELLO_BYTES = 128 + _MAX_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
 _MAX_ROOMS = 64
-_MAX_IN_ROOM = 256  # streams
-_PROOF_S = 10.0  # until a party has proved an identity
+_MAX_STREAMS_IN_ROOM = 256  # streams
+_PROOF_TIMEOUT_S = 10.0  # until a party has proved an identity
 _IDLE_S = 120.0  # without a frame, after which a stream ends
 PARTNER_S = 20.0
 """Seconds that a relay lets a party wait for another."""
@@ -77,7 +77,7 @@ def enter_room(
         RelayAbsentError if the relay does not answer.
     """
     try:
-        challenge = receive_before(connection, time.monotonic() + _PROOF_S)
+        challenge = receive_before(connection, time.monotonic() + _PROOF_TIMEOUT_S)
     except ConnectionRefusedError:
         raise
     except (OSError, EOFError) as error:
@@ -85,8 +85,8 @@ def enter_room(
             f"the relay is not reached ({error}); start secure-apfed relay, or correct `relay`"
         ) from error
     own_key = me.identity.public
-    peer_key = me.known[peer]
-    identities = sorted((*me.known.values(), own_key))
+    peer_key = me.identity_by_peer[peer]
+    identities = sorted((*me.identity_by_peer.values(), own_key))
     signature = me.identity.sign(_PURPOSE, challenge, name_room(identities), own_key, peer_key)
     connection.send_bytes(msgpack.packb([identities, own_key, peer_key, signature]))
     try:
@@ -100,14 +100,14 @@ class _Entry(NamedTuple):
     """A verified request of one party to be connected to another party of its session.
 
     Attributes:
-        room: digest of the identities of all parties of the session, from `name_room`.
-        own: public identity of the party that sent the request.
-        other: public identity of the peer that the party wants to be connected to.
+        room_digest: digest of the identities of all parties of the session, from `name_room`.
+        own_key: public identity of the party that sent the request.
+        peer_key: public identity of the peer that the party wants to be connected to.
     """
 
-    room: bytes
-    own: bytes
-    other: bytes
+    room_digest: bytes
+    own_key: bytes
+    peer_key: bytes
 
     @classmethod
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
@@ -182,13 +182,13 @@ class Relay:
         revoked: Path | None = None,
     ) -> None:
         """Read the revocation list, and listen; the class describes the arguments."""
-        self._allowed = allowed
+        self._allowed_identities = allowed
         self._strangers = StrangerQueue()  # connections that have not proved an identity
         self._revoked_list = RevokedList(revoked)
         # Called for its errors: a list that cannot be read must stop the relay at once.
         self._revoked_list.load_entries()
         self._changed = threading.Condition()
-        self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}  # by a session's digest
+        self._streams_by_room: dict[bytes, dict[_Entry, _Stream]] = {}  # by a session's digest
         self._port = Port(address, credentials, self._serve_stranger)
         self.port = self._port.port
 
@@ -209,10 +209,17 @@ class Relay:
         try:
             challenge = fresh_key()
             stranger.send_bytes(challenge)
-            entry = _Entry.parse(receive_before(stranger, time.monotonic() + _PROOF_S), challenge)
-            if self._allowed is not None and entry.own not in self._allowed:
+            entry = _Entry.parse(
+                receive_before(stranger, time.monotonic() + _PROOF_TIMEOUT_S), challenge
+            )
+            if (
+                self._allowed_identities is not None
+                and entry.own_key not in self._allowed_identities
+            ):
                 raise RemoteProtocolError("this identity is not among those that may enter")
-            revocation_entries = frozenset({entry.own.hex(), *make_revocation_entries(certificate)})
+            revocation_entries = frozenset(
+                {entry.own_key.hex(), *make_revocation_entries(certificate)}
+            )
             self._require_not_revoked(revocation_entries)
             stranger.trust_peer()
             stream = _Stream(stranger, entry, revocation_entries)
@@ -259,17 +266,21 @@ class Relay:
         """
         entry = stream.entry
         with self._changed:
-            room = self._rooms.get(entry.room, {})
-            former = room.get(entry)
-            if former is not None:
-                self._remove_stream(former)
-                if former.partner is not None:
-                    self._remove_stream(former.partner)
-            elif len(room) >= _MAX_IN_ROOM or (not room and len(self._rooms) >= _MAX_ROOMS):
+            streams_in_room = self._streams_by_room.get(entry.room_digest, {})
+            former_stream = streams_in_room.get(entry)
+            if former_stream is not None:
+                self._remove_stream(former_stream)
+                if former_stream.partner is not None:
+                    self._remove_stream(former_stream.partner)
+            elif len(streams_in_room) >= _MAX_STREAMS_IN_ROOM or (
+                not streams_in_room and len(self._streams_by_room) >= _MAX_ROOMS
+            ):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
-            room = self._rooms.setdefault(entry.room, {})
-            room[entry] = stream
-            stream.partner = room.get(_Entry(entry.room, own=entry.other, other=entry.own))
+            streams_in_room = self._streams_by_room.setdefault(entry.room_digest, {})
+            streams_in_room[entry] = stream
+            stream.partner = streams_in_room.get(
+                _Entry(entry.room_digest, own_key=entry.peer_key, peer_key=entry.own_key)
+            )
             if stream.partner is not None:
                 stream.partner.partner = stream
             self._changed.notify_all()
@@ -277,11 +288,11 @@ class Relay:
     def _remove_stream(self, stream: _Stream) -> None:
         """Close and forget a connection, and forget its room if it was the last one there."""
         stream.connection.close()
-        room = self._rooms.get(stream.entry.room, {})
-        if room.get(stream.entry) is stream:
-            del room[stream.entry]
-        if not room:
-            self._rooms.pop(stream.entry.room, None)
+        streams_in_room = self._streams_by_room.get(stream.entry.room_digest, {})
+        if streams_in_room.get(stream.entry) is stream:
+            del streams_in_room[stream.entry]
+        if not streams_in_room:
+            self._streams_by_room.pop(stream.entry.room_digest, None)
 
     def _forward_frames(self, stream: _Stream) -> None:
         """Wait for the partner (the peer's connection), and forward its frames to this connection.

@@ -36,20 +36,22 @@ from secure_apfed.exchange.links import (
     split_into_parts,
 )
 
-_FRAME = struct.Struct(">BQQ")  # kind, number of the part, how many parts the sender has received
-_HELLO, _PART, _RECEIPT, _GOODBYE = range(1, 5)
+_FRAME_HEADER = struct.Struct(
+    ">BQQ"
+)  # kind, number of the part, how many parts the sender has received
+_GREETING, _PART, _RECEIPT, _GOODBYE = range(1, 5)
 _PART_BYTES = 2**20
-_PART_COST = 256  # memory of a buffered part, in addition to its bytes
+_PART_OVERHEAD_BYTES = 256  # memory of a buffered part, in addition to its bytes
 _ID_BYTES = 32
 _NO_PEER = bytes(_ID_BYTES)  # the peer of an end that was never connected
-MAX_FRAME = _FRAME.size + PART_HEADER_BYTES + _PART_BYTES
+MAX_PLAIN_FRAME_BYTES = _FRAME_HEADER.size + PART_HEADER_BYTES + _PART_BYTES
 """Bytes of the longest message that a connection has to carry."""
-_WINDOW = 2**28  # bytes that the peer has not confirmed; then `send` waits
+_MAX_UNCONFIRMED_BYTES = 2**28  # bytes that the peer has not confirmed; then `send` waits
 _MAX_UNREAD_BYTES = 2**28  # unread bytes; above it nothing is confirmed, so the peer waits
 # A peer that waits for confirmations never gets further than this.
-_MAX_UNREAD = _MAX_UNREAD_BYTES + _WINDOW + 2 * MAX_BYTES
+_MAX_BUFFERED_BYTES = _MAX_UNREAD_BYTES + _MAX_UNCONFIRMED_BYTES + 2 * MAX_BYTES
 _STALLED_S = 300.0  # without any confirmation, while a message waits for room
-_MAX_UNREPORTED = 8  # received parts; then a receipt is due at once
+_MAX_UNREPORTED_PARTS = 8  # received parts; then a receipt is due at once
 _RECEIPT_S = 0.2  # until fewer received parts are reported
 _HEARTBEAT_S = 5.0  # between heartbeats, while there is nothing to send
 _SILENT_S = 15.0  # without a heartbeat, after which a connection counts as broken
@@ -127,19 +129,19 @@ class ResumableLink:
         connect: makes a new connection, or raises OSError; called again after each break.
         patience_s: seconds for which the peer may send nothing, not even heartbeats, before it
             counts as gone; `close` waits as long.
-        first_s: seconds to wait for the first connection; None: `patience_s`.
+        first_connection_s: seconds to wait for the first connection; None: `patience_s`.
         on_change: called, under a lock of the link, when a message arrived or the link ended.
 
     Attributes:
-        meets: whether parties still come together: the session has not begun, since other peers
-            have not connected yet. Until then the peer's process may be restarted, if nothing was
-            sent either way.
+        is_meeting: whether parties still come together: the session has not begun, since other
+            peers have not connected yet. Until then the peer's process may be restarted, if nothing
+            was sent either way.
         refusal: why one end refused the other last; empty once there is a connection.
-        without_relay: why the last attempt did not reach the relay; empty if it did, or if no relay
+        relay_failure: why the last attempt did not reach the relay; empty if it did, or if no relay
             is used.
     """
 
-    meets = False
+    is_meeting = False
 
     def __init__(
         self,
@@ -147,55 +149,59 @@ class ResumableLink:
         connect: Callable[[], Connection],
         *,
         patience_s: float = 60.0,
-        first_s: float | None = None,
+        first_connection_s: float | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread that connects and reads; the class describes the arguments."""
         self._peer = peer
         self._connect = connect
         self._patience_s = patience_s
-        self._first_s = patience_s if first_s is None else first_s
+        self._first_connection_s = patience_s if first_connection_s is None else first_connection_s
         self._on_change = on_change
         # A forked process would lack the link's threads, so using the link there raises an error.
         self._fork_check = ForkCheck(f"the link to {peer}")
-        self._id = fresh_key()  # identifies this link object, so that a restart shows at the peer
-        self._peer_id = b""  # the identifier of the peer's link object; empty before it connected
+        self._link_id = (
+            fresh_key()
+        )  # identifies this link object, so that a restart shows at the peer
+        self._peer_link_id = (
+            b""  # the identifier of the peer's link object; empty before it connected
+        )
         # Unread messages, with their arrival (monotonic clock) and their cost in memory.
-        self._inbox: deque[tuple[bytes, float, int]] = deque()
+        self._unread_messages: deque[tuple[bytes, float, int]] = deque()
         self._assembler = MessageAssembler("this party", peer, _PART_BYTES)
         # Memory of all unread parts, and of those among them whose message is not complete.
-        self._inbox_bytes = 0
+        self._unread_bytes = 0
         self._incomplete_bytes = 0
         self._sent_messages = 0
         self._changed = threading.Condition()
         # Kind (part or goodbye) and bytes of the parts that the peer has not confirmed.
-        self._unconfirmed: deque[tuple[int, bytes]] = deque()
+        self._unconfirmed_parts: deque[tuple[int, bytes]] = deque()
         self._unconfirmed_bytes = 0
         # Numbers of parts: confirmed by the peer, written to the wire, received, reported to it.
-        self._confirmed = 0
+        self._confirmed_parts = 0
         self._written_parts = 0
-        self._received = 0
+        self._received_parts = 0
         self._reported_parts = 0
         self._wire: _Wire | None = None  # the connection in use
         self._failure = ""  # why the link has failed for good; "" while it works
         self._last_error = ""  # why the last connection broke or was not made
         self.refusal = ""
-        self.without_relay = ""
-        self._closing = False
-        self._ended = False
-        self._heard_goodbye = False
+        self.relay_failure = ""
+        self._is_closing = False
+        self._is_ended = False
+        self._has_goodbye = False
         self._broken_at: float | None = None  # when the last connection broke, monotonic clock
         threading.Thread(target=self._run_reader, daemon=True).start()
 
     @property
     def has_met_peer(self) -> bool:
         """True once there was a connection to this peer; False again if the peer restarted."""
-        return bool(self._peer_id)
+        return bool(self._peer_link_id)
 
     @property
     def failure(self) -> str:
         """The reason why no message can arrive any more; empty while one may or is unread."""
-        return "" if self._inbox else self._failure
+        return "" if self._unread_messages else self._failure
 
     @property
     def state(self) -> str:
@@ -208,7 +214,7 @@ class ResumableLink:
 
         It is a `Refusal` if one end refused the other, or else says that the relay is not reached.
         """
-        return Refusal(self.refusal) if self.refusal else self.without_relay
+        return Refusal(self.refusal) if self.refusal else self.relay_failure
 
     @property
     def current_break(self) -> BrokenLink | None:
@@ -217,7 +223,7 @@ class ResumableLink:
         None if the connection works or never existed, or if the link ends or has ended.
         """
         broken_at = self._broken_at
-        if broken_at is None or self._closing or self._heard_goodbye or self._is_over():
+        if broken_at is None or self._is_closing or self._has_goodbye or self._is_over():
             return None
         since_s = time.monotonic() - broken_at
         return BrokenLink(since_s=since_s, patience_s=self._patience_s, why=self._last_error)
@@ -228,7 +234,7 @@ class ResumableLink:
 
         None if all messages are read.
         """
-        return self._inbox[0][1] if self._inbox else None
+        return self._unread_messages[0][1] if self._unread_messages else None
 
     def send(self, body: bytes) -> None:
         """Queue one message for the peer, and store it until the peer confirms it.
@@ -249,14 +255,14 @@ class ResumableLink:
                 "send it in parts"
             )
         with self._changed:
-            if self._closing:
+            if self._is_closing:
                 raise LocalProtocolError(f"the link to {self._peer} is closed")
             self._require_working()
-            while self._unconfirmed_bytes > _WINDOW:
+            while self._unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
                 self._await_room()
             for part in split_into_parts(self._sent_messages, body, _PART_BYTES):
-                self._unconfirmed.append((_PART, part))
-                self._unconfirmed_bytes += len(part) + _PART_COST
+                self._unconfirmed_parts.append((_PART, part))
+                self._unconfirmed_bytes += len(part) + _PART_OVERHEAD_BYTES
             self._sent_messages += 1
             self._changed.notify_all()
 
@@ -265,9 +271,9 @@ class ResumableLink:
 
         Raises RemoteProtocolError: the link has failed.
         """
-        confirmed_before = self._confirmed
+        confirmed_before = self._confirmed_parts
         has_changed = self._changed.wait_for(
-            lambda: self._failure or self._confirmed > confirmed_before, _STALLED_S
+            lambda: self._failure or self._confirmed_parts > confirmed_before, _STALLED_S
         )
         if not has_changed:
             self._record_failure(
@@ -285,12 +291,14 @@ class ResumableLink:
         """
         self._fork_check.require_own_process()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._inbox or self._failure, timeout_s):
+            if not self._changed.wait_for(
+                lambda: self._unread_messages or self._failure, timeout_s
+            ):
                 raise TimeoutError(f"{self._peer} sent nothing for {timeout_s} s")
-            if not self._inbox:
+            if not self._unread_messages:
                 self._require_working()
-            body, _, cost = self._inbox.popleft()
-            self._inbox_bytes -= cost
+            body, _, cost = self._unread_messages.popleft()
+            self._unread_bytes -= cost
             # While too much was unread, nothing was confirmed: a receipt may be due now.
             self._changed.notify_all()
             return body
@@ -308,18 +316,18 @@ class ResumableLink:
         """
         timeout_s = self._patience_s if timeout_s is None else timeout_s
         with self._changed:
-            if not self._closing:
-                self._unconfirmed.append((_GOODBYE, b""))
-            self._closing = True
+            if not self._is_closing:
+                self._unconfirmed_parts.append((_GOODBYE, b""))
+            self._is_closing = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._failure or self._has_delivered_all(), timeout_s)
             if self._has_delivered_all():
                 self._changed.wait_for(
-                    lambda: self._failure or self._heard_goodbye or not self.has_met_peer,
+                    lambda: self._failure or self._has_goodbye or not self.has_met_peer,
                     timeout_s if linger_s is None else linger_s,
                 )
-            self._ended = True
-            lost_parts = sum(kind != _GOODBYE for kind, _ in self._unconfirmed)
+            self._is_ended = True
+            lost_parts = sum(kind != _GOODBYE for kind, _ in self._unconfirmed_parts)
             self._changed.notify_all()
         if lost_parts:
             raise RemoteProtocolError(
@@ -332,8 +340,8 @@ class ResumableLink:
 
         A peer that never connected need not confirm the goodbye.
         """
-        has_only_goodbye = len(self._unconfirmed) == 1
-        return not self._unconfirmed or (has_only_goodbye and not self.has_met_peer)
+        has_only_goodbye = len(self._unconfirmed_parts) == 1
+        return not self._unconfirmed_parts or (has_only_goodbye and not self.has_met_peer)
 
     def _require_working(self) -> None:
         """Raise RemoteProtocolError if the link has failed for good."""
@@ -351,11 +359,11 @@ class ResumableLink:
     def _connect_repeatedly(self) -> None:
         """Connect, read until the connection breaks, and connect again, until the link is over.
 
-        It gives up `first_s` after the start if the peer never connected, and else `patience_s`
-        after the peer's last frame. While the peer may still restart (`_accepts_restart`), the
-        later of the two times counts.
+        It gives up `first_connection_s` after the start if the peer never connected, and else
+        `patience_s` after the peer's last frame. While the peer may still restart
+        (`_accepts_restart`), the later of the two times counts.
         """
-        meeting_ends_at = time.monotonic() + self._first_s
+        meeting_ends_at = time.monotonic() + self._first_connection_s
         gives_up_at = meeting_ends_at
         pause_s = _PAUSE_S
         while not self._is_over():
@@ -363,15 +371,15 @@ class ResumableLink:
             try:
                 wire = _Wire(self._connect())
                 self._exchange_greetings(wire)
-                last_heard = time.monotonic()
-                gives_up_at = last_heard + self._patience_s
+                last_frame_at = time.monotonic()
+                gives_up_at = last_frame_at + self._patience_s
                 pause_s = _PAUSE_S
                 while not self._is_over() and self._wire is wire:
                     if wire.connection.poll(_POLL_S):
                         self._handle_frame(wire.connection.recv_bytes())
-                        last_heard = time.monotonic()
-                        gives_up_at = last_heard + self._patience_s
-                    elif time.monotonic() > last_heard + _SILENT_S:
+                        last_frame_at = time.monotonic()
+                        gives_up_at = last_frame_at + self._patience_s
+                    elif time.monotonic() > last_frame_at + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
                 ends_at = gives_up_at
@@ -392,14 +400,14 @@ class ResumableLink:
         closed its end, that connection is then forgotten, so that the peer can connect again.
         """
         with self._changed:
-            received_parts = self._received - self._heard_goodbye  # a goodbye counts as a part
-            is_unused = not (self._sent_messages or self._closing or received_parts > 0)
-            accepts = self.meets and is_unused
-            if accepts and self._heard_goodbye:
-                self._received = 0
+            received_parts = self._received_parts - self._has_goodbye  # a goodbye counts as a part
+            is_unused = not (self._sent_messages or self._is_closing or received_parts > 0)
+            accepts = self.is_meeting and is_unused
+            if accepts and self._has_goodbye:
+                self._received_parts = 0
                 self._reported_parts = 0
-                self._heard_goodbye = False
-                self._peer_id = b""
+                self._has_goodbye = False
+                self._peer_link_id = b""
             return accepts
 
     def _handle_break(self, error: Exception, *, gives_up: bool) -> None:
@@ -416,13 +424,14 @@ class ResumableLink:
         _LOGGER.log(level, "no connection to %s: %s", self._peer, reason)
         if isinstance(error, ConnectionRefusedError):
             self.refusal = reason
-        self.without_relay = reason if isinstance(error, RelayAbsentError) else ""
+        self.relay_failure = reason if isinstance(error, RelayAbsentError) else ""
         self._last_error = self.refusal or reason
-        if self._heard_goodbye:
+        if self._has_goodbye:
             self._record_failure(f"{self._peer} closed its link")
         elif gives_up and not self.has_met_peer:
             self._record_failure(
-                f"{self._peer} did not come within {self._first_s:g} s ({self._last_error})"
+                f"{self._peer} did not come within {self._first_connection_s:g} s "
+                f"({self._last_error})"
             )
         elif gives_up:
             self._record_failure(
@@ -441,38 +450,38 @@ class ResumableLink:
             OSError: the peer was silent or restarted, so that another attempt may succeed.
             RemoteProtocolError: the peer's state is lost, so this link cannot be restored.
         """
-        hello = (
-            _FRAME.pack(_HELLO, 0, self._count_reportable_parts())
-            + self._id
-            + (self._peer_id or _NO_PEER)
+        greeting = (
+            _FRAME_HEADER.pack(_GREETING, 0, self._count_reportable_parts())
+            + self._link_id
+            + (self._peer_link_id or _NO_PEER)
         )
-        wire.connection.send_bytes(hello)
+        wire.connection.send_bytes(greeting)
         if not wire.connection.poll(min(self._patience_s, _SILENT_S)):
             raise TimeoutError("no greeting")
-        kind, _, confirmed, body = self._parse_frame(wire.connection.recv_bytes())
-        if kind != _HELLO or len(body) != 2 * _ID_BYTES:
+        kind, _, confirmed_parts, body = self._parse_frame(wire.connection.recv_bytes())
+        if kind != _GREETING or len(body) != 2 * _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
-        peer_id = body[:_ID_BYTES]
+        peer_link_id = body[:_ID_BYTES]
         former_peer_of_peer = body[_ID_BYTES:]
         # A link object has a random identifier: another one means another process or session.
-        has_restarted = self._peer_id not in (b"", peer_id)
+        has_restarted = self._peer_link_id not in (b"", peer_link_id)
         if has_restarted and self._accepts_restart():
-            self._peer_id = b""
+            self._peer_link_id = b""
             raise ConnectionResetError(f"{self._peer} began anew")
         if has_restarted:
             raise RemoteProtocolError(
                 f"{self._peer} began anew: its process ended and was started again, and what was "
                 f"under way is lost; {ALL_AGAIN}"
             )
-        if former_peer_of_peer not in (_NO_PEER, self._id):
+        if former_peer_of_peer not in (_NO_PEER, self._link_id):
             # The peer learns from this party's greeting that its former session is over.
             raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
-            self._peer_id = peer_id
+            self._peer_link_id = peer_link_id
             self.refusal = ""
-            self.without_relay = ""
-            self._drop_confirmed_parts(confirmed)
-            self._written_parts = confirmed  # so all unconfirmed parts are written again
+            self.relay_failure = ""
+            self._drop_confirmed_parts(confirmed_parts)
+            self._written_parts = confirmed_parts  # so all unconfirmed parts are written again
             self._reported_parts = self._count_reportable_parts()
             self._wire = wire
             self._broken_at = None
@@ -488,17 +497,17 @@ class ResumableLink:
 
         Raises RemoteProtocolError: the frame is malformed or out of order.
         """
-        kind, number, confirmed, body = self._parse_frame(frame)
+        kind, number, confirmed_parts, body = self._parse_frame(frame)
         with self._changed:
-            self._drop_confirmed_parts(confirmed)
-            if kind == _HELLO or (kind != _RECEIPT and number > self._received):
+            self._drop_confirmed_parts(confirmed_parts)
+            if kind == _GREETING or (kind != _RECEIPT and number > self._received_parts):
                 raise RemoteProtocolError(
-                    f"{self._peer} sent part {number} after {self._received} part(s)"
+                    f"{self._peer} sent part {number} after {self._received_parts} part(s)"
                 )
-            if kind != _RECEIPT and number == self._received:
-                self._received += 1
+            if kind != _RECEIPT and number == self._received_parts:
+                self._received_parts += 1
                 if kind == _GOODBYE:
-                    self._heard_goodbye = True
+                    self._has_goodbye = True
                 else:
                     self._add_part(body)
             self._changed.notify_all()
@@ -509,13 +518,13 @@ class ResumableLink:
         Raises RemoteProtocolError: more bytes are unread than a peer that waits for confirmations
             can send.
         """
-        self._incomplete_bytes += len(part) + _PART_COST
-        self._inbox_bytes += len(part) + _PART_COST
-        if self._inbox_bytes > _MAX_UNREAD:
+        self._incomplete_bytes += len(part) + _PART_OVERHEAD_BYTES
+        self._unread_bytes += len(part) + _PART_OVERHEAD_BYTES
+        if self._unread_bytes > _MAX_BUFFERED_BYTES:
             raise RemoteProtocolError(f"{self._peer} sent more than it may before it is confirmed")
         message = self._assembler.add_part(part, kind="frames")
         if message is not None:
-            self._inbox.append((message, time.monotonic(), self._incomplete_bytes))
+            self._unread_messages.append((message, time.monotonic(), self._incomplete_bytes))
             self._incomplete_bytes = 0
             self._on_change()
 
@@ -524,29 +533,33 @@ class ResumableLink:
 
         Raises RemoteProtocolError: the frame has a wrong size or an unknown kind.
         """
-        if not _FRAME.size <= len(frame) <= MAX_FRAME:
+        if not _FRAME_HEADER.size <= len(frame) <= MAX_PLAIN_FRAME_BYTES:
             raise RemoteProtocolError(f"{self._peer} sent a frame of {len(frame)} bytes")
-        kind, number, confirmed = _FRAME.unpack_from(frame)
-        if kind not in (_HELLO, _PART, _RECEIPT, _GOODBYE):
+        kind, number, confirmed_parts = _FRAME_HEADER.unpack_from(frame)
+        if kind not in (_GREETING, _PART, _RECEIPT, _GOODBYE):
             raise RemoteProtocolError(f"{self._peer} sent a frame of kind {kind}")
-        return kind, number, confirmed, frame[_FRAME.size :]
+        return kind, number, confirmed_parts, frame[_FRAME_HEADER.size :]
 
-    def _drop_confirmed_parts(self, confirmed: int) -> None:
+    def _drop_confirmed_parts(self, confirmed_parts: int) -> None:
         """Forget the stored parts that the peer confirms.
 
-        `confirmed`: how many parts the peer has received in all, as it states.
+        `confirmed_parts`: how many parts the peer has received in all, as it states.
 
         Raises RemoteProtocolError: the number falls, or counts parts that were never sent.
         """
-        if not self._confirmed <= confirmed <= self._confirmed + len(self._unconfirmed):
+        if (
+            not self._confirmed_parts
+            <= confirmed_parts
+            <= self._confirmed_parts + len(self._unconfirmed_parts)
+        ):
             raise RemoteProtocolError(
-                f"{self._peer} confirms {confirmed} parts, of which {self._confirmed} were "
-                f"confirmed and {len(self._unconfirmed)} were not"
+                f"{self._peer} confirms {confirmed_parts} parts, of which {self._confirmed_parts} "
+                f"were confirmed and {len(self._unconfirmed_parts)} were not"
             )
-        for _ in range(confirmed - self._confirmed):
-            _, part = self._unconfirmed.popleft()
-            self._unconfirmed_bytes -= len(part) + _PART_COST
-        self._confirmed = confirmed
+        for _ in range(confirmed_parts - self._confirmed_parts):
+            _, part = self._unconfirmed_parts.popleft()
+            self._unconfirmed_bytes -= len(part) + _PART_OVERHEAD_BYTES
+        self._confirmed_parts = confirmed_parts
 
     def _run_writer(self, wire: _Wire) -> None:
         """Write parts, receipts and heartbeats to a connection until it is no longer in use.
@@ -584,11 +597,11 @@ class ResumableLink:
             number = self._written_parts
             part = b""
             if self._has_unwritten_parts():
-                # `_unconfirmed` begins with part number `_confirmed`.
-                kind, part = self._unconfirmed[number - self._confirmed]
+                # `_unconfirmed_parts` begins with part number `_confirmed_parts`.
+                kind, part = self._unconfirmed_parts[number - self._confirmed_parts]
                 self._written_parts += 1
             self._reported_parts = self._count_reportable_parts()
-            return _FRAME.pack(kind, number, self._reported_parts) + part
+            return _FRAME_HEADER.pack(kind, number, self._reported_parts) + part
 
     def _is_in_use(self, wire: _Wire) -> bool:
         """Return whether the link has not ended and uses this connection."""
@@ -599,13 +612,13 @@ class ResumableLink:
 
         After the peer's goodbye one received part is enough, since the peer waits for its receipt.
         """
-        receipt_threshold = 1 if self._heard_goodbye else _MAX_UNREPORTED
+        receipt_threshold = 1 if self._has_goodbye else _MAX_UNREPORTED_PARTS
         is_receipt_due = self._count_unreported_parts() >= receipt_threshold
         return self._has_unwritten_parts() or is_receipt_due
 
     def _has_unwritten_parts(self) -> bool:
         """Return whether some parts were not yet written to this connection."""
-        return self._written_parts < self._confirmed + len(self._unconfirmed)
+        return self._written_parts < self._confirmed_parts + len(self._unconfirmed_parts)
 
     def _count_unreported_parts(self) -> int:
         """Return how many received parts the peer has no receipt for yet."""
@@ -616,7 +629,11 @@ class ResumableLink:
 
         They are all; but while too many bytes are unread, no further ones, so that the peer waits.
         """
-        return self._received if self._inbox_bytes <= _MAX_UNREAD_BYTES else self._reported_parts
+        return (
+            self._received_parts
+            if self._unread_bytes <= _MAX_UNREAD_BYTES
+            else self._reported_parts
+        )
 
     def _release_wire(self, wire: _Wire) -> None:
         """Stop using a connection; the last of the threads that use it closes it."""
@@ -632,7 +649,7 @@ class ResumableLink:
 
     def _is_over(self) -> bool:
         """Return whether the link was ended or has failed."""
-        return self._ended or bool(self._failure)
+        return self._is_ended or bool(self._failure)
 
     def _record_failure(self, cause: str) -> None:
         """Fail the link for good with this reason, and wake all waiting threads.
@@ -651,33 +668,37 @@ class LinkTransport:
 
     Args:
         me: the party's name.
-        connect: by peer, a function that returns an authenticated connection to it, or raises
-            OSError.
+        connect_by_peer: for each peer, a function that returns an authenticated connection to it,
+            or raises OSError.
         patience_s: how many seconds a peer may send nothing, not even heartbeats.
         meet_s: how many seconds to wait for a peer's first connection.
-        end: called by `close`, to close what the connections need, such as a port.
+        on_close: called by `close`, to close what the connections need, such as a port.
     """
 
     def __init__(
         self,
         me: str,
-        connect: Mapping[str, Callable[[], Connection]],
+        connect_by_peer: Mapping[str, Callable[[], Connection]],
         *,
         patience_s: float,
         meet_s: float,
-        end: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """Open links to all peers, which connect in the background."""
         self._me = me
-        self._connect = connect
-        self._end = end
+        self._connect_by_peer = connect_by_peer
+        self._on_close = on_close
         self._rejoin_watchers: dict[str, _RejoinWatcher] = {}  # by peer that left the session
-        self._event = threading.Event()  # set when any link has changed
-        self._links = {
+        self._link_change = threading.Event()  # set when any link has changed
+        self._link_by_peer = {
             peer: ResumableLink(
-                peer, dial, patience_s=patience_s, first_s=meet_s, on_change=self._event.set
+                peer,
+                dial,
+                patience_s=patience_s,
+                first_connection_s=meet_s,
+                on_change=self._link_change.set,
             )
-            for peer, dial in connect.items()
+            for peer, dial in connect_by_peer.items()
         }
         # By needed peer that has left: when this party noticed, on the monotonic clock.
         self._absent_since: dict[str, float] = {}
@@ -686,38 +707,40 @@ class LinkTransport:
     def meet_peers(
         cls,
         me: str,
-        connect: Mapping[str, Callable[[], Connection]],
+        connect_by_peer: Mapping[str, Callable[[], Connection]],
         *,
         patience_s: float,
         meet_s: float,
-        end: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None,
         on_missing: Missed = lambda missing: None,
     ) -> Self:
         """Return a transport once all peers have connected.
 
         Args:
             me: the party's name.
-            connect: by peer, a function that returns an authenticated connection to it, or raises
-                OSError.
+            connect_by_peer: for each peer, a function that returns an authenticated connection to
+                it, or raises OSError.
             patience_s: how many seconds a peer may send nothing, not even heartbeats.
             meet_s: how many seconds to wait for all peers.
-            end: called when the transport is closed.
+            on_close: called when the transport is closed.
             on_missing: called repeatedly with the missing peers and the reason for each.
 
         Raises PartyLeftError: names the peers that did not connect.
         """
-        transport = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
+        transport = cls(
+            me, connect_by_peer, patience_s=patience_s, meet_s=meet_s, on_close=on_close
+        )
         try:
             deadline = time.monotonic() + meet_s
-            for link in transport._links.values():
-                link.meets = True
+            for link in transport._link_by_peer.values():
+                link.is_meeting = True
             while missing := transport._list_missing():
-                transport._event.clear()
-                on_missing({peer: transport._links[peer].absence for peer in missing})
+                transport._link_change.clear()
+                on_missing({peer: transport._link_by_peer[peer].absence for peer in missing})
                 transport._require_meeting(missing, is_late=time.monotonic() > deadline)
-                transport._event.wait(max(0.0, min(1.0, deadline - time.monotonic())))
-            for link in transport._links.values():
-                link.meets = False
+                transport._link_change.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+            for link in transport._link_by_peer.values():
+                link.is_meeting = False
         except BaseException:
             transport.close()
             raise
@@ -725,7 +748,7 @@ class LinkTransport:
 
     def _list_missing(self) -> list[str]:
         """Return the names of the peers that have not connected yet."""
-        return [peer for peer, link in self._links.items() if not link.has_met_peer]
+        return [peer for peer, link in self._link_by_peer.items() if not link.has_met_peer]
 
     def _require_meeting(self, missing: Sequence[str], *, is_late: bool) -> None:
         """Raise PartyLeftError if a link has failed, or if peers are missing and time is up.
@@ -733,13 +756,13 @@ class LinkTransport:
         `missing`: peers that have not connected yet. `is_late`: whether the time for connecting is
         over.
         """
-        failed = [peer for peer, link in self._links.items() if link.failure]
-        if failed or is_late:
-            blamed = failed or missing
-            reasons = "; ".join(self._links[peer].state for peer in blamed)
+        failed_peers = [peer for peer, link in self._link_by_peer.items() if link.failure]
+        if failed_peers or is_late:
+            blamed_peers = failed_peers or missing
+            reasons = "; ".join(self._link_by_peer[peer].state for peer in blamed_peers)
             raise PartyLeftError(
-                f"agreement: {self._me} has no link to {' and '.join(blamed)}: {reasons}",
-                missing_parties=tuple(blamed),
+                f"agreement: {self._me} has no link to {' and '.join(blamed_peers)}: {reasons}",
+                missing_parties=tuple(blamed_peers),
             )
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
@@ -750,9 +773,9 @@ class LinkTransport:
         if receiver in self._rejoin_watchers:
             return  # its link has ended
         try:
-            self._links[receiver].send(frame)
+            self._link_by_peer[receiver].send(frame)
         except RemoteProtocolError:
-            self._event.set()  # a script that waits for this peer gets the reason
+            self._link_change.set()  # a script that waits for this peer gets the reason
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait until an awaited peer has sent a frame; return the peer and the oldest such frame.
@@ -762,13 +785,19 @@ class LinkTransport:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            self._event.clear()
-            arrivals = {name: self._links[name].waiting_since for name in awaited.senders}
-            arrived = {name: time_s for name, time_s in arrivals.items() if time_s is not None}
-            if arrived:
-                first = min(arrived, key=arrived.__getitem__)
-                return first, self._links[first].receive(0.0)
-            self._event.wait(self._compute_wait(awaited, timeout_s, deadline))
+            self._link_change.clear()
+            waiting_since_by_sender = {
+                name: self._link_by_peer[name].waiting_since for name in awaited.senders
+            }
+            arrival_by_sender = {
+                name: time_s
+                for name, time_s in waiting_since_by_sender.items()
+                if time_s is not None
+            }
+            if arrival_by_sender:
+                earliest_sender = min(arrival_by_sender, key=arrival_by_sender.__getitem__)
+                return earliest_sender, self._link_by_peer[earliest_sender].receive(0.0)
+            self._link_change.wait(self._compute_wait(awaited, timeout_s, deadline))
 
     def _compute_wait(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
         """Return for how many seconds to wait until the links are examined again.
@@ -782,13 +811,13 @@ class LinkTransport:
             whom the session cannot continue left a few seconds ago.
         """
         reason_by_failed = self._find_failures(awaited.senders)
-        if len(awaited.senders) - len(reason_by_failed) < awaited.least:
+        if len(awaited.senders) - len(reason_by_failed) < awaited.min_senders:
             reasons = "; ".join(dict.fromkeys(reason_by_failed.values()))
-            raise _make_departure(awaited, reasons, reason_by_failed, gone=True)
+            raise _make_departure(awaited, reasons, reason_by_failed, has_left=True)
         now = time.monotonic()
         if now >= deadline:
             raise _make_departure(awaited, f"nothing came for {timeout_s:g} s", awaited.senders)
-        reason_by_absent = self._find_failures(awaited.needed)
+        reason_by_absent = self._find_failures(awaited.needed_peers)
         absent_since = [self._absent_since.setdefault(name, now) for name in reason_by_absent]
         # Without a needed peer the awaited peers will stop, too; for a while they may say why.
         grace_s = min(absent_since, default=math.inf) + _LAST_WORDS_S - now
@@ -799,7 +828,7 @@ class LinkTransport:
 
     def _find_failures(self, names: Iterable[str]) -> dict[str, str]:
         """Return, for each of these peers whose link has failed, the reason by its name."""
-        return {name: reason for name in names if (reason := self._links[name].failure)}
+        return {name: reason for name in names if (reason := self._link_by_peer[name].failure)}
 
     def find_rejoining(self, names: Collection[str]) -> list[str]:
         """Return which of these peers, which left the session, are ready for a new one.
@@ -808,13 +837,17 @@ class LinkTransport:
         checks whether the peer is back.
         """
         for name in set(names) - set(self._rejoin_watchers):
-            self._rejoin_watchers[name] = _RejoinWatcher(self._connect[name], self._links[name])
+            self._rejoin_watchers[name] = _RejoinWatcher(
+                self._connect_by_peer[name], self._link_by_peer[name]
+            )
         return [name for name in names if self._rejoin_watchers[name].is_back]
 
     def _list_open_links(self) -> dict[str, ResumableLink]:
         """Return, by peer, the links that this party did not end since the peer left."""
         return {
-            name: link for name, link in self._links.items() if name not in self._rejoin_watchers
+            name: link
+            for name, link in self._link_by_peer.items()
+            if name not in self._rejoin_watchers
         }
 
     def list_broken_links(self) -> dict[str, BrokenLink]:
@@ -834,11 +867,11 @@ class LinkTransport:
             thread.start()
         for thread in closing_threads:
             thread.join()
-        self._end()
+        self._on_close()
 
 
 def _make_departure(
-    awaited: Awaited, message: str, names: Collection[str], *, gone: bool = False
+    awaited: Awaited, message: str, names: Collection[str], *, has_left: bool = False
 ) -> PartyLeftError:
     """Return the error that a wait for a message failed since peers left.
 
@@ -846,12 +879,12 @@ def _make_departure(
         awaited: the message, which the error's text names with its phase.
         message: what happened.
         names: the peers that left.
-        gone: whether they left for good.
+        has_left: whether they left for good.
     """
     text = f"{awaited.phase}: {awaited}; {message}"
-    if awaited.predicts:  # a service of joint predictions needs no new session of training
+    if awaited.is_prediction:  # a service of joint predictions needs no new session of training
         text = text.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
-    return PartyLeftError(text, missing_parties=tuple(names), has_left=gone)
+    return PartyLeftError(text, missing_parties=tuple(names), has_left=has_left)
 
 
 def _close_link(link: ResumableLink) -> None:
@@ -876,7 +909,7 @@ class _RejoinWatcher:
         """
         self._connect = connect
         self._link = link
-        self._ended = threading.Event()
+        self._stop_requested = threading.Event()
         self._last_greeting_at = -math.inf  # on the monotonic clock
         threading.Thread(target=self._reconnect, daemon=True).start()
 
@@ -887,15 +920,15 @@ class _RejoinWatcher:
 
     def stop_watching(self) -> None:
         """Let the thread end soon."""
-        self._ended.set()
+        self._stop_requested.set()
 
     def _reconnect(self) -> None:
         """Close the old link, then check again and again whether the peer sends a greeting."""
         _close_link(self._link)  # the peer learns that it was left out, if its process lives
-        while not self._ended.is_set():
+        while not self._stop_requested.is_set():
             if self._receives_greeting():
                 self._last_greeting_at = time.monotonic()
-            self._ended.wait(_GREET_AGAIN_S)
+            self._stop_requested.wait(_GREET_AGAIN_S)
 
     def _receives_greeting(self) -> bool:
         """Connect to the peer; return whether it sends a greeting and then waits for an answer."""

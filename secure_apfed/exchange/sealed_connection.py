@@ -30,19 +30,19 @@ from apfed_protocols.seal import (
 )
 from secure_apfed.base.peer_text import quote_text
 from secure_apfed.exchange.envelope import quote_reason
-from secure_apfed.exchange.resumable_link import MAX_FRAME, Connection
+from secure_apfed.exchange.resumable_link import MAX_PLAIN_FRAME_BYTES, Connection
 
-MAX_SEALED = MAX_FRAME + SEAL_OVERHEAD_BYTES
+MAX_FRAME_BYTES = MAX_PLAIN_FRAME_BYTES + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
-MAX_UNPROVED = 4096
+MAX_UNPROVED_FRAME_BYTES = 4096
 """Bytes of the longest frame that is taken of an end that has not proved yet who it is."""
 _VERSION = 3
 _PURPOSE = b"peer v1"
 _KEY_BYTES = 32
 _HELLO_BYTES = 512  # the most of a hello
-_REFUSED = b"refused "  # begins a frame that says why the connection is refused
+_REFUSAL_PREFIX = b"refused "  # begins a frame that says why the connection is refused
 _REFUSED_LETTERS = 400
-_PROOF_S = 10.0  # until both ends have proved their identities
+_PROOF_TIMEOUT_S = 10.0  # until both ends have proved their identities
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 _MAX_STRANGERS = 64
 _POLL_S = 1.0
@@ -62,16 +62,16 @@ class LocalEnd:
     Attributes:
         name: the party's name.
         identity: its long-term key pair.
-        known: public identities of its peers, by name.
+        identity_by_peer: public identities of its peers, by name.
         certificate: SHA-256 of its own TLS certificate, hex; empty without TLS.
-        revoked: returns the certificate digests and public keys (hex) that are revoked now.
+        list_revoked: returns the certificate digests and public keys (hex) that are revoked now.
     """
 
     name: str
     identity: Identity
-    known: Mapping[str, bytes]
+    identity_by_peer: Mapping[str, bytes]
     certificate: str = ""
-    revoked: Callable[[], frozenset[str]] = frozenset
+    list_revoked: Callable[[], frozenset[str]] = frozenset
 
 
 class _Hello(NamedTuple):
@@ -81,13 +81,13 @@ class _Hello(NamedTuple):
 
     Attributes:
         sender, receiver: the names of the two parties, as the sender knows them.
-        public: the sender's fresh public key (X25519) of this connection, 32 bytes.
+        public_key: the sender's fresh public key (X25519) of this connection, 32 bytes.
         certificate: SHA-256 of the sender's TLS certificate, hex; empty without TLS.
     """
 
     sender: str
     receiver: str
-    public: bytes
+    public_key: bytes
     certificate: str
 
     def to_bytes(self) -> bytes:
@@ -114,7 +114,7 @@ class _Hello(NamedTuple):
             if [type(field) for field in fields] != [str, str, bytes, str]:
                 raise TypeError("fields of other types")
             hello = cls(*fields)
-            if len(hello.public) != _KEY_BYTES or hello.to_bytes() != message:
+            if len(hello.public_key) != _KEY_BYTES or hello.to_bytes() != message:
                 raise ValueError("a key of another size, or not canonical")
         except _MALFORMED as error:
             raise RemoteProtocolError(
@@ -166,7 +166,7 @@ def _read_until_closed(connection: Connection) -> None:
 
     Raises ConnectionRefusedError: the other end sent a refusal.
     """
-    deadline = time.monotonic() + _PROOF_S
+    deadline = time.monotonic() + _PROOF_TIMEOUT_S
     try:
         while time.monotonic() < deadline:
             receive_before(connection, deadline)
@@ -193,7 +193,7 @@ def _exchange_proofs(
         RemoteProtocolError: a hello or a signature is wrong.
         OSError, EOFError: none came in time.
     """
-    deadline = time.monotonic() + _PROOF_S
+    deadline = time.monotonic() + _PROOF_TIMEOUT_S
     run_key = fresh_run_key()
 
     def send_hello(receiver: str) -> bytes:
@@ -203,57 +203,61 @@ def _exchange_proofs(
         return own_hello
 
     own_hello = b"" if peer is None else send_hello(peer)
-    peer_hello = receive_before(connection, deadline)
-    theirs = _Hello.from_bytes(peer_hello)
-    name = theirs.sender if peer is None else peer
-    _require_expected_peer(me, name, theirs)
+    packed_peer_hello = receive_before(connection, deadline)
+    peer_hello = _Hello.from_bytes(packed_peer_hello)
+    name = peer_hello.sender if peer is None else peer
+    _require_expected_peer(me, name, peer_hello)
     check_name(name)
-    _require_not_revoked(me, name, theirs)
+    _require_not_revoked(me, name, peer_hello)
     own_hello = own_hello or send_hello(name)
-    both_hellos = sorted((own_hello, peer_hello))  # in the same order at both ends
-    hello_digests = b"".join(hashlib.sha256(packed).digest() for packed in both_hellos)
+    packed_hellos = sorted((own_hello, packed_peer_hello))  # in the same order at both ends
+    hello_digests = b"".join(hashlib.sha256(packed).digest() for packed in packed_hellos)
     digest = hashlib.sha256(hello_digests).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=digest)
-    own_end = me.name.encode()
-    peer_end = name.encode()
+    own_name = me.name.encode()
+    peer_name = name.encode()
     # The link has a hello of its own, 32 random bytes, which travels with the signature.
-    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, own_end, peer_end, digest))
-    answer = receive_before(connection, deadline)
-    peer_link_hello = answer[: len(link.hello)]
-    signature = answer[len(link.hello) :]
-    verify_signature(me.known[name], signature, _PURPOSE, peer_end, own_end, digest, signer=name)
-    link.agree(theirs.public, peer_link_hello)
+    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, own_name, peer_name, digest))
+    peer_proof = receive_before(connection, deadline)
+    peer_link_hello = peer_proof[: len(link.hello)]
+    signature = peer_proof[len(link.hello) :]
+    verify_signature(
+        me.identity_by_peer[name], signature, _PURPOSE, peer_name, own_name, digest, signer=name
+    )
+    link.agree(peer_hello.public_key, peer_link_hello)
     connection.trust_peer()
     return name, _SealedConnection(connection, link)
 
 
-def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
+def _require_expected_peer(me: LocalEnd, name: str, peer_hello: _Hello) -> None:
     """Raise RemoteProtocolError unless a hello is from the party `name` to this party.
 
-    Called before this party signs anything. `me`: this party. `theirs`: the peer's hello.
+    Called before this party signs anything. `me`: this party. `peer_hello`: from the peer.
     """
-    if name not in me.known or theirs.receiver != me.name:
+    if name not in me.identity_by_peer or peer_hello.receiver != me.name:
         raise RemoteProtocolError(
-            f"{quote_text(theirs.sender)} comes to {quote_text(theirs.receiver)}, but this is "
-            f"{me.name}, whose session is with {', '.join(sorted(me.known))}; whoever is "
-            "in it is named in the party's file"
+            f"{quote_text(peer_hello.sender)} comes to {quote_text(peer_hello.receiver)}, but "
+            "this is "
+            f"{me.name}, whose session is with {', '.join(sorted(me.identity_by_peer))}; whoever "
+            "is in it is named in the party's file"
         )
-    if theirs.sender != name:
+    if peer_hello.sender != name:
         raise RemoteProtocolError(
-            f"{quote_text(theirs.sender)} answers where {me.name} expects {name}; correct the "
+            f"{quote_text(peer_hello.sender)} answers where {me.name} expects {name}; correct the "
             f"address of {name} in the file of {me.name}"
         )
 
 
-def _require_not_revoked(me: LocalEnd, name: str, theirs: _Hello) -> None:
+def _require_not_revoked(me: LocalEnd, name: str, peer_hello: _Hello) -> None:
     """Raise RemoteProtocolError if a peer's identity, or the certificate in its hello, is revoked.
 
-    `me`: this party, with its revocation list. `name`: the peer's name. `theirs`: the peer's hello.
+    `me`: this party, with its revocation list. `name`: the peer's name. `peer_hello`: from the
+    peer.
     """
-    revoked = me.revoked()
-    if me.known[name].hex() in revoked:
+    revoked = me.list_revoked()
+    if me.identity_by_peer[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")
-    if theirs.certificate in revoked:
+    if peer_hello.certificate in revoked:
         raise RemoteProtocolError(
             f"the certificate of {name} is revoked by the list of {me.name}; {name} has another "
             "one made (secure-apfed certs request)"
@@ -270,18 +274,18 @@ def receive_before(connection: Connection, deadline: float) -> bytes:
     if not connection.poll(max(0.0, deadline - time.monotonic())):
         raise TimeoutError("the other end is silent")
     message = connection.recv_bytes()
-    if message.startswith(_REFUSED):
-        raise ConnectionRefusedError(quote_reason(message.removeprefix(_REFUSED)))
+    if message.startswith(_REFUSAL_PREFIX):
+        raise ConnectionRefusedError(quote_reason(message.removeprefix(_REFUSAL_PREFIX)))
     return message
 
 
-def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
+def refuse_long_frame(connection: Connection, max_bytes: int) -> str:
     """Tell the other end that its frame is too long; return the reason, for this end's error.
 
-    The connection cannot be used afterwards. `most_bytes`: the limit that the frame exceeds.
+    The connection cannot be used afterwards. `max_bytes`: the limit that the frame exceeds.
     """
-    when = "" if most_bytes > MAX_UNPROVED else " before it proved who it is"
-    reason = f"the other end sent a frame above {most_bytes} bytes{when}"
+    condition = "" if max_bytes > MAX_UNPROVED_FRAME_BYTES else " before it proved who it is"
+    reason = f"the other end sent a frame above {max_bytes} bytes{condition}"
     refuse_connection(connection, reason)
     return reason
 
@@ -289,7 +293,7 @@ def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
 def refuse_connection(connection: Connection, reason: str) -> None:
     """Tell the other end why this party refuses the connection; a broken connection is ignored."""
     with contextlib.suppress(OSError):
-        connection.send_bytes(_REFUSED + reason[:_REFUSED_LETTERS].encode())
+        connection.send_bytes(_REFUSAL_PREFIX + reason[:_REFUSED_LETTERS].encode())
 
 
 class _SealedConnection:
@@ -301,13 +305,13 @@ class _SealedConnection:
     def __init__(self, connection: Connection, link: SealedLink) -> None:
         """Encrypt the frames on a connection under the keys in `link`, which both ends share."""
         self._connection = connection
-        self._link = link
+        self._sealed_link = link
         self._received_frames = 0
 
     def send_bytes(self, buf: bytes, /) -> None:
         """Encrypt and send one frame."""
-        number = self._link.next_sequence
-        self._connection.send_bytes(self._link.seal(buf, sequence=number, associated=b""))
+        number = self._sealed_link.next_sequence
+        self._connection.send_bytes(self._sealed_link.seal(buf, sequence=number, associated=b""))
 
     def recv_bytes(self) -> bytes:
         """Return the next frame, decrypted.
@@ -318,14 +322,18 @@ class _SealedConnection:
         """
         frame = self._connection.recv_bytes()
         try:
-            plain_frame = self._link.open(frame, sequence=self._received_frames, associated=b"")
+            plain_frame = self._sealed_link.open(
+                frame, sequence=self._received_frames, associated=b""
+            )
         except RemoteProtocolError as error:
             # The other end sends a refusal unencrypted, as it did not accept this party's proof.
-            if frame.startswith(_REFUSED):
-                raise ConnectionRefusedError(quote_reason(frame.removeprefix(_REFUSED))) from None
+            if frame.startswith(_REFUSAL_PREFIX):
+                raise ConnectionRefusedError(
+                    quote_reason(frame.removeprefix(_REFUSAL_PREFIX))
+                ) from None
             # An intermediary altered it, not the peer: another connection may work.
             raise ConnectionAbortedError(
-                f"frame {self._received_frames} of {self._link.peer} was altered, lost or "
+                f"frame {self._received_frames} of {self._sealed_link.peer} was altered, lost or "
                 "repeated on the way"
             ) from error
         self._received_frames += 1
@@ -378,7 +386,7 @@ class PeerAcceptor:
         awaited: names of the peers that dial.
         require_certificate: called with a peer's name and its TLS certificate in PEM; raises
             RemoteProtocolError if the certificate is not the peer's.
-        absent: the likely reason, for the error, if a peer does not connect.
+        absence_reason: the likely reason, for the error, if a peer does not connect.
     """
 
     def __init__(
@@ -386,15 +394,15 @@ class PeerAcceptor:
         me: LocalEnd,
         awaited: tuple[str, ...],
         require_certificate: Callable[[str, bytes], None] = lambda name, certificate: None,
-        absent: str = "it did not dial, or came without a certificate that TLS takes",
+        absence_reason: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:
         """Prepare to accept connections; the class describes the arguments."""
         self._me = me
         self._require_certificate = require_certificate
-        self._absent = absent
+        self._absence_reason = absence_reason
         self._unproven = StrangerQueue()
         self._changed = threading.Condition()
-        self._awaited = awaited
+        self._awaited_peers = awaited
         self._unused_connections: dict[str, Connection] = {}  # accepted, but not yet taken
         self._connections: dict[str, Connection] = {}  # the newest of each peer
         # By peer, the kind and the reason of the last failed attempt in its name.
@@ -412,7 +420,7 @@ class PeerAcceptor:
 
         def check_claim(name: str) -> None:
             """Remember the claimed name, and check it against the TLS certificate."""
-            if name in self._awaited:
+            if name in self._awaited_peers:
                 claimed_names.append(name)
             self._require_certificate(name, certificate)
 
@@ -426,7 +434,7 @@ class PeerAcceptor:
             return
         finally:
             self._unproven.remove(stranger)
-        if name not in self._awaited:
+        if name not in self._awaited_peers:
             me = self._me.name
             refuse_connection(
                 stranger, f"{me} dials {name}, not the other way: correct the file of {name}"
@@ -459,6 +467,8 @@ class PeerAcceptor:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._unused_connections, _POLL_S):
-                kind, reason = self._failures_by_peer.get(name, (TimeoutError, self._absent))
+                kind, reason = self._failures_by_peer.get(
+                    name, (TimeoutError, self._absence_reason)
+                )
                 raise kind(reason)
             return self._unused_connections.pop(name)

@@ -1,8 +1,8 @@
 """Connections of processes of one machine: frames over TCP, each after its length.
 
 Run by: both ends, beneath `sealed_connection` and `resumable_link`. Protects from: frames that are
-longer than `MAX_UNPROVED` until the other end proved who it is, and than `MAX_SEALED` from then
-on, before memory is taken for them.
+longer than `MAX_UNPROVED_FRAME_BYTES` until the other end proved who it is, and than
+`MAX_FRAME_BYTES` from then on, before memory is taken for them.
 """
 
 import contextlib
@@ -18,17 +18,21 @@ from typing import TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.base.peer_text import check_host, quote_text
-from secure_apfed.exchange.sealed_connection import MAX_SEALED, MAX_UNPROVED, refuse_long_frame
+from secure_apfed.exchange.sealed_connection import (
+    MAX_FRAME_BYTES,
+    MAX_UNPROVED_FRAME_BYTES,
+    refuse_long_frame,
+)
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
 _LENGTH = struct.Struct(">I")  # before each frame
-_CHUNK = 2**20
-_STUCK_S = 15.0  # without a byte, in the middle of a frame
-_DIAL_S = 5.0
+_CHUNK_BYTES = 2**20
+_STUCK_TIMEOUT_S = 15.0  # without a byte, in the middle of a frame
+_DIAL_TIMEOUT_S = 5.0
 _POLL_S = 0.1
-_DISCARD_S = 2.0  # for which a refused peer's bytes are read and dropped
+_DRAIN_S = 2.0  # for which a refused peer's bytes are read and dropped
 _BACKLOG = 64
 
 
@@ -37,11 +41,11 @@ class SocketConnection:
 
     def __init__(self, wire: socket.socket) -> None:
         """Use a connected socket; only short frames are taken until `trust_peer` is called."""
-        wire.settimeout(_STUCK_S)
+        wire.settimeout(_STUCK_TIMEOUT_S)
         with contextlib.suppress(OSError):  # already disconnected, which reading will show
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._wire = wire
-        self._max_bytes = MAX_UNPROVED
+        self._socket = wire
+        self._max_bytes = MAX_UNPROVED_FRAME_BYTES
         self._readable = selectors.DefaultSelector()
         self._readable.register(wire, selectors.EVENT_READ)
         # Closed only once no thread uses it, since its file descriptor is given to other files.
@@ -49,11 +53,11 @@ class SocketConnection:
 
     def trust_peer(self) -> None:
         """Allow larger frames, after the peer proved its identity."""
-        self._max_bytes = MAX_SEALED
+        self._max_bytes = MAX_FRAME_BYTES
 
     def send_bytes(self, buf: bytes, /) -> None:
         """Send a frame after its length. Raises OSError: the connection broke."""
-        self._wire.sendall(_LENGTH.pack(len(buf)) + buf)
+        self._socket.sendall(_LENGTH.pack(len(buf)) + buf)
 
     def recv_bytes(self) -> bytes:
         """Return the next frame.
@@ -65,34 +69,34 @@ class SocketConnection:
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > self._max_bytes:
             reason = refuse_long_frame(self, self._max_bytes)
-            self._close_after_refusal(min(size, MAX_SEALED))
+            self._drain_and_close(min(size, MAX_FRAME_BYTES))
             raise EOFError(reason)
         return self._receive_exactly(size)
 
-    def _close_after_refusal(self, unread: int) -> None:
+    def _drain_and_close(self, unread_bytes: int) -> None:
         """Read and discard what the peer still sends, for a short time, then close.
 
         Closing a socket with unread bytes resets the connection, and the peer could lose the
         refusal that it was just sent.
 
-        `unread`: how many bytes of the refused frame may still come.
+        `unread_bytes`: how many bytes of the refused frame may still come.
         """
-        deadline = time.monotonic() + _DISCARD_S
+        deadline = time.monotonic() + _DRAIN_S
         with contextlib.suppress(OSError):
-            self._wire.shutdown(socket.SHUT_WR)
-            while unread:
+            self._socket.shutdown(socket.SHUT_WR)
+            while unread_bytes:
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0 or not self.poll(remaining_s):
                     break
-                chunk = self._wire.recv(min(unread, _CHUNK))
-                unread = unread - len(chunk) if chunk else 0
+                chunk = self._socket.recv(min(unread_bytes, _CHUNK_BYTES))
+                unread_bytes = unread_bytes - len(chunk) if chunk else 0
         self.close()
 
     def _receive_exactly(self, size: int) -> bytes:
         """Return the next `size` bytes. Raises EOFError: the other end closed the connection."""
         received = bytearray()
         while len(received) < size:
-            chunk = self._wire.recv(min(size - len(received), _CHUNK))
+            chunk = self._socket.recv(min(size - len(received), _CHUNK_BYTES))
             if not chunk:
                 raise EOFError("the other end closed the connection")
             received += chunk
@@ -105,7 +109,7 @@ class SocketConnection:
     def close(self) -> None:
         """Shut down both directions; the socket is closed once this object is no longer used."""
         with contextlib.suppress(OSError):
-            self._wire.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _close_wire(wire: socket.socket, readable: selectors.BaseSelector) -> None:
@@ -117,7 +121,7 @@ def _close_wire(wire: socket.socket, readable: selectors.BaseSelector) -> None:
 def dial(address: Address) -> SocketConnection:
     """Connect to a listening party. Raises ConnectionError: nobody listens, or there is no host."""
     try:
-        return SocketConnection(socket.create_connection(address, timeout=_DIAL_S))
+        return SocketConnection(socket.create_connection(address, timeout=_DIAL_TIMEOUT_S))
     except (OSError, UnicodeError) as error:  # UnicodeError: the host is no valid name
         raise ConnectionError(getattr(error, "strerror", None) or str(error)) from error
 
@@ -130,12 +134,12 @@ class Port:
     """
 
     def __init__(
-        self, address: Address, welcome: Callable[[SocketConnection, bytes], None]
+        self, address: Address, on_connection: Callable[[SocketConnection, bytes], None]
     ) -> None:
         """Listen at this address. Raises OSError: the address cannot be used.
 
-        `welcome`: called in a thread of its own with each new connection and b"", in place of the
-        TLS certificate that a gRPC connection has.
+        `on_connection`: called in a thread of its own with each new connection and b"", in place of
+        the TLS certificate that a gRPC connection has.
         """
         host, port = address
         families = {info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
@@ -147,7 +151,7 @@ class Port:
         )
         self.port: int = self._listener.getsockname()[1]
         self._listener.settimeout(_POLL_S)
-        self._welcome = welcome
+        self._on_connection = on_connection
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept_connections, daemon=True)
         self._thread.start()
@@ -164,7 +168,7 @@ class Port:
                     self._closed.wait(_POLL_S)
                     continue
                 arguments = (SocketConnection(wire), b"")
-                threading.Thread(target=self._welcome, args=arguments, daemon=True).start()
+                threading.Thread(target=self._on_connection, args=arguments, daemon=True).start()
 
     def close(self) -> None:
         """Stop listening; connections that were accepted stay open."""

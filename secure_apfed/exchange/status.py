@@ -24,7 +24,7 @@ _SILENT_SHARE = 0.5
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
 
 
-_BEFORE = Promise(figure="epsilon_x", epsilon=None, why="no session began yet")
+_BEFORE_FIRST_SESSION = Promise(figure="epsilon_x", epsilon=None, why="no session began yet")
 
 
 class _Frozen(BaseModel):
@@ -184,18 +184,20 @@ class StatusTracker:
         self._waits_since = 0.0  # on the clock
         self._patience_s = 0.0
         self._meter: Meter | None = None
-        self._promise = _BEFORE  # the guarantee at the last sent message
-        self._missing: Mapping[str, str] = {}  # by peer that has not connected: the reason, or ""
+        self._promise = _BEFORE_FIRST_SESSION  # the guarantee at the last sent message
+        self._reason_by_missing_peer: Mapping[
+            str, str
+        ] = {}  # by peer that has not connected: the reason, or ""
         self._meets_since = 0.0  # on the clock: when the party began to wait for connections
-        self._meet_s = 0.0
-        self._bytes: dict[str, list[int]] = {}  # by peer: sent, received
+        self._meeting_timeout_s = 0.0
+        self._bytes_by_peer: dict[str, list[int]] = {}  # by peer: sent, received
         self._unheard_since: dict[str, float] = {}  # by awaited peer: when the wait for it began
         self._last_frame_at: dict[str, float] = {}  # by peer: when its last frame came
         self._session = 0
         self._less_protected: tuple[str, ...] = ()
-        self._departed: set[str] = set()
+        self._departed_peers: set[str] = set()
         # Returns the broken links by peer; `dict` returns none.
-        self._read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
+        self._list_broken_links: Callable[[], Mapping[str, BrokenLink]] = dict
 
     def start_session(
         self,
@@ -203,9 +205,9 @@ class StatusTracker:
         peers: Collection[str],
         meter: Meter | None,
         *,
-        meet_s: float = 0.0,
+        meeting_timeout_s: float = 0.0,
         less_protected: Iterable[str] = (),
-        past: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        earlier_bytes_by_peer: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         """Record that a session starts, before any peer is connected; each session calls it once.
 
@@ -214,62 +216,66 @@ class StatusTracker:
             peers: the other parties' names.
             meter: states the privacy cost of what the party sends; None: it sends nothing that has
                 a cost.
-            meet_s: how many seconds it waits until all peers are connected; 0: not known.
+            meeting_timeout_s: how many seconds it waits until all peers are connected; 0: not
+                known.
             less_protected: sentences on settings that protect less; see `Status`.
-            past: by peer, the bytes sent and received in earlier sessions, to which this one adds.
+            earlier_bytes_by_peer: the bytes sent and received in earlier sessions, to which this
+                one adds.
         """
         with self._lock:
             self._party = party
             self._meter = meter
-            self._promise = meter.promise if meter else _BEFORE
+            self._promise = meter.promise if meter else _BEFORE_FIRST_SESSION
             self._meets_since = self._clock()
-            self._meet_s = meet_s
+            self._meeting_timeout_s = meeting_timeout_s
             self._phase = "connecting"
             self._awaited = None
             self._less_protected = tuple(less_protected)
-            self._missing = dict.fromkeys(peers, "")
-            self._bytes = {name: [*past.get(name, (0, 0))] for name in peers}
-            self._last_frame_at = dict.fromkeys(self._bytes, self._clock())
+            self._reason_by_missing_peer = dict.fromkeys(peers, "")
+            self._bytes_by_peer = {
+                name: [*earlier_bytes_by_peer.get(name, (0, 0))] for name in peers
+            }
+            self._last_frame_at = dict.fromkeys(self._bytes_by_peer, self._clock())
             self._session += 1
-            self._departed.clear()
-            self._read_broken = dict
+            self._departed_peers.clear()
+            self._list_broken_links = dict
 
     def observe_missing(self, missing: Mapping[str, str]) -> None:
         """Note the peers that have not connected yet, each with the reason, or "" if unknown."""
         with self._lock:
-            self._missing = missing
+            self._reason_by_missing_peer = missing
 
     def observe_connection(
-        self, read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
+        self, list_broken_links: Callable[[], Mapping[str, BrokenLink]] = dict
     ) -> None:
         """Note that all peers are connected.
 
-        `read_broken`: returns, by peer, the links that are broken at the moment of the call.
+        `list_broken_links`: returns, by peer, the links that are broken at the moment of the call.
         """
         with self._lock:
-            self._missing = {}
+            self._reason_by_missing_peer = {}
             self._phase = "agreement"
-            self._read_broken = read_broken
+            self._list_broken_links = list_broken_links
 
     def __enter__(self) -> Self:
         """Return this tracker; leaving the `with` block sets the final phase."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         """Set the final phase: failed after an error of this type, else ended.
 
         SystemExit is how a command ends with an exit code, so it counts as ended.
         """
         with self._lock:
             self._awaited = None
-            self._read_broken = dict
-            self._phase = "ended" if kind in (None, SystemExit) else "failed"
+            self._list_broken_links = dict
+            self._phase = "ended" if error_type in (None, SystemExit) else "failed"
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """Count the bytes of a sent message, and update step and privacy guarantee."""
-        promise = self._meter.promise if self._meter else _BEFORE
+        promise = self._meter.promise if self._meter else _BEFORE_FIRST_SESSION
         with self._lock:
-            self._bytes[envelope.receiver][0] += len(frame)
+            self._bytes_by_peer[envelope.receiver][0] += len(frame)
             self._promise = promise
             if envelope.step >= 0:
                 self._step = envelope.step
@@ -283,7 +289,7 @@ class StatusTracker:
             if envelope.step >= 0:
                 self._step = envelope.step
             if envelope.kind is Kind.ABORT:
-                self._departed.add(envelope.sender)
+                self._departed_peers.add(envelope.sender)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
         """Count the bytes of a message that could not be decrypted."""
@@ -308,7 +314,7 @@ class StatusTracker:
     def observe_departure(self, names: Iterable[str]) -> None:
         """Note that these peers left the session, or were silent for too long."""
         with self._lock:
-            self._departed |= set(names)
+            self._departed_peers |= set(names)
             self._awaited = None
 
     def build_status(self) -> Status:
@@ -316,7 +322,7 @@ class StatusTracker:
         with self._lock:
             now = self._clock()
             awaited = self._awaited
-            broken_links = self._read_broken()
+            broken_links = self._list_broken_links()
             waits = None
             if awaited is not None:
                 waits = Waiting(
@@ -327,9 +333,13 @@ class StatusTracker:
                     patience_s=self._patience_s,
                 )
             meets = None
-            if self._phase == "connecting" and self._missing and self._meet_s:
+            if (
+                self._phase == "connecting"
+                and self._reason_by_missing_peer
+                and self._meeting_timeout_s
+            ):
                 since_s = now - self._meets_since
-                meets = Meeting(since_s=since_s, patience_s=self._meet_s)
+                meets = Meeting(since_s=since_s, patience_s=self._meeting_timeout_s)
             return Status(
                 party=self._party,
                 phase=self._phase,
@@ -338,7 +348,7 @@ class StatusTracker:
                 meets=meets,
                 peers={
                     name: self._build_peer_status(name, now, broken_links.get(name))
-                    for name in self._bytes
+                    for name in self._bytes_by_peer
                 },
                 figure=self._promise.figure,
                 epsilon=self._promise.epsilon,
@@ -347,34 +357,38 @@ class StatusTracker:
                 less_protected=self._less_protected,
             )
 
-    def _build_peer_status(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
+    def _build_peer_status(
+        self, name: str, now: float, broken_link: BrokenLink | None
+    ) -> PeerStatus:
         """Return one peer's status: connected, awaited, silent or gone, and the bytes exchanged.
 
-        `now`: the clock's time, in seconds. `broken`: the state of a broken link to the peer; None:
-        the link is not broken.
+        `now`: the clock's time, in seconds. `broken_link`: the state of a broken link to the peer;
+        None: the link is not broken.
         """
         silent_s: float | None = None
-        state: PeerState = "expected" if name in self._missing else "connected"
-        if name in self._departed:
+        state: PeerState = "expected" if name in self._reason_by_missing_peer else "connected"
+        if name in self._departed_peers:
             state = "left"
         elif self._awaited is not None and name in self._awaited.senders:
             silent_s = now - self._unheard_since[name]
             state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
-        sent, received = self._bytes[name]
+        sent, received = self._bytes_by_peer[name]
         return PeerStatus(
             state=state,
             silent_s=silent_s,
             sign_s=now - self._last_frame_at[name],
             sent_bytes=sent,
             received_bytes=received,
-            refusal=self._missing.get(name, ""),
-            broken=None if broken is None or state == "left" else LinkBreak(**asdict(broken)),
+            refusal=self._reason_by_missing_peer.get(name, ""),
+            broken=None
+            if broken_link is None or state == "left"
+            else LinkBreak(**asdict(broken_link)),
         )
 
     def _count_incoming(self, sender: str, frame: bytes) -> None:
         """Count the frame's bytes, and record that its sender is alive and no longer awaited."""
-        self._bytes[sender][1] += len(frame)
+        self._bytes_by_peer[sender][1] += len(frame)
         self._last_frame_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)
-        self._departed.discard(sender)
+        self._departed_peers.discard(sender)
         self._awaited = None

@@ -41,7 +41,7 @@ KEPT_KINDS = frozenset(
         Kind.CONTRIBUTION,
     }
 )
-MAX_CONTRIBUTED = 8 * 2**20
+MAX_CONTRIBUTION_BYTES = 8 * 2**20
 """Largest number of bytes of contributions to sums that are stored of one epoch: ciphertexts take
 hundreds of kilobytes each, and a few of them show what the aggregator holds."""
 
@@ -108,11 +108,11 @@ class _Epoch:
 
     Attributes:
         path: the file of all payloads.
-        places: by the digest of a payload, where its bytes begin and end in the file.
+        byte_range_by_digest: by the digest of a payload, where its bytes begin and end in the file.
         envelopes: each message without its payload, and the payload's digest.
-        sums: by step, the digest of the stored secure sum that the active decoded.
-        contributed: how many bytes of passives' contributions to sums are stored.
-        synced: whether all payloads are surely on the disk (fsync).
+        sum_digest_by_step: by step, the digest of the stored secure sum that the active decoded.
+        contribution_bytes: how many bytes of passives' contributions to sums are stored.
+        is_synced: whether all payloads are surely on the disk (fsync).
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
@@ -122,22 +122,25 @@ class _Epoch:
         """
         self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
         self._folder = folder
-        self.places: dict[bytes, list[int]] = {}  # by a payload's digest: its bytes in the file
+        self.byte_range_by_digest: dict[
+            bytes, list[int]
+        ] = {}  # by a payload's digest: its bytes in the file
         self.envelopes: list[tuple[Envelope, bytes]] = []  # each with its payload's digest
-        self.sums: dict[int, bytes] = {}  # by step: digest of the decoded sum
-        self.contributed = 0  # stored bytes of contributions
-        self.synced = True  # whether all payloads are surely on the disk
+        self.sum_digest_by_step: dict[int, bytes] = {}  # by step: digest of the decoded sum
+        self.contribution_bytes = 0  # stored bytes of contributions
+        self.is_synced = True  # whether all payloads are surely on the disk
 
     def keep_envelope(self, envelope: Envelope) -> None:
         """Store a message.
 
         A passive's contribution to a sum is stored only while all stored contributions of the epoch
-        fit into `MAX_CONTRIBUTED` bytes: ciphertexts are large, and a few of them are enough.
+        fit into `MAX_CONTRIBUTION_BYTES` bytes: ciphertexts are large, and a few of them are
+        enough.
         """
         if envelope.kind is Kind.CONTRIBUTION:
-            if self.contributed + len(envelope.payload) > MAX_CONTRIBUTED:
+            if self.contribution_bytes + len(envelope.payload) > MAX_CONTRIBUTION_BYTES:
                 return
-            self.contributed += len(envelope.payload)
+            self.contribution_bytes += len(envelope.payload)
         digest = self.store_payload(envelope.payload)
         self.envelopes.append((envelope.with_payload(b""), digest))
 
@@ -147,8 +150,10 @@ class _Epoch:
         Raises CheckpointError: the file cannot be written, such as on a full disk.
         """
         digest = _digest_payload(payload)
-        if digest not in self.places:
-            _, size = next(reversed(self.places.values()), [0, 0])  # the end of the last payload
+        if digest not in self.byte_range_by_digest:
+            _, size = next(
+                reversed(self.byte_range_by_digest.values()), [0, 0]
+            )  # the end of the last payload
             try:
                 with os.fdopen(open_regular(self.path, create=True), "ab") as file:
                     file.truncate(size)  # a session that was interrupted may have written more
@@ -158,46 +163,49 @@ class _Epoch:
                     f"{self.path} cannot be written ({error.strerror}); make room on its disk and "
                     "resume the run, or set transcript.keep to none"
                 ) from error
-            self.places[digest] = [size, size + len(payload)]
-            self.synced = False
+            self.byte_range_by_digest[digest] = [size, size + len(payload)]
+            self.is_synced = False
         return digest
 
     def load_entries(
         self,
-        places: Mapping[bytes, Sequence[int]],
+        byte_range_by_digest: Mapping[bytes, Sequence[int]],
         entries: Sequence[tuple[Mapping[str, Any], bytes]],
-        sums: Mapping[int, bytes],
+        sum_digest_by_step: Mapping[int, bytes],
     ) -> None:
         """Restore the epoch from a checkpoint, and check that its payload file is complete.
 
         Args:
-            places: by the digest of a payload, where its bytes begin and end in the file.
+            byte_range_by_digest: by the digest of a payload, where its bytes begin and end in the
+                file.
             entries: fields of each message without its payload, and the payload's digest.
-            sums: by step, the digest of the decoded sum.
+            sum_digest_by_step: by step, the digest of the decoded sum.
 
         Raises:
             KeyError, TypeError, ValueError: the state is malformed, such as by a digest that has no
                 place.
             CheckpointError: the last payload is missing or was altered.
         """
-        self.places = {digest: [int(start), int(end)] for digest, (start, end) in places.items()}
-        self.sums = dict(sums)
+        self.byte_range_by_digest = {
+            digest: [int(start), int(end)] for digest, (start, end) in byte_range_by_digest.items()
+        }
+        self.sum_digest_by_step = dict(sum_digest_by_step)
         self.envelopes = [
             (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
             for fields, digest in entries
         ]
         for envelope, digest in self.envelopes:
             if envelope.kind is Kind.CONTRIBUTION:
-                start, end = self.places[digest]
-                self.contributed += end - start
-        for digest in (*sums.values(), *(digest for _, digest in entries)):
-            self.places[digest]  # raises KeyError if it has no place
-        for last_digest in [*places][-1:]:  # no payload, if the epoch has none
+                start, end = self.byte_range_by_digest[digest]
+                self.contribution_bytes += end - start
+        for digest in (*sum_digest_by_step.values(), *(digest for _, digest in entries)):
+            self.byte_range_by_digest[digest]  # raises KeyError if it has no place
+        for last_digest in [*byte_range_by_digest][-1:]:  # no payload, if the epoch has none
             self.load_payload(last_digest)
 
     def move_payloads(self, folder: _Folder) -> None:
         """Move the payload file, if there is one, into another folder."""
-        if self.places:
+        if self.byte_range_by_digest:
             self.path = Path(shutil.move(self.path, folder.path))
         self._folder = folder
 
@@ -206,11 +214,11 @@ class _Epoch:
 
         Raises CheckpointError: the file was altered or is missing.
         """
-        start, end = self.places[digest]
+        start, end = self.byte_range_by_digest[digest]
         payload = b""
         with open_plain(self.path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
-            # `places` may come from an altered checkpoint.
+            # `byte_range_by_digest` may come from an altered checkpoint.
             if 0 <= start <= end <= min(file_bytes, start + MAX_BYTES):
                 file.seek(start)
                 payload = file.read(end - start)
@@ -299,7 +307,7 @@ class Transcript:
         return {
             step: safetensors.torch.load(epoch.load_payload(digest))[_SUM]
             for epoch in self._epochs.values()
-            for step, digest in epoch.sums.items()
+            for step, digest in epoch.sum_digest_by_step.items()
         }
 
     def keep_in(self, folder: PathLike) -> None:
@@ -369,7 +377,7 @@ class Transcript:
         """
         if self._epoch is not None:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
-            self._epoch.sums[step] = self._epoch.store_payload(body)
+            self._epoch.sum_digest_by_step[step] = self._epoch.store_payload(body)
 
     def resume_record(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
         """Continue an earlier session's record; what this session sent so far is added to it.
@@ -427,10 +435,10 @@ class Transcript:
             self._files_by_step = {saved: self._files_by_step[saved] for saved in last_steps}
             self._files_by_step[step] = self._paths
         for epoch in self._epochs.values():
-            if not epoch.synced:
+            if not epoch.is_synced:
                 with os.fdopen(open_regular(epoch.path, create=False), "ab") as file:
                     os.fsync(file.fileno())
-                epoch.synced = True
+                epoch.is_synced = True
         return {
             RECORDING.number_key: RECORDING.current_number,
             "step": step,
@@ -438,9 +446,9 @@ class Transcript:
             "epochs": [
                 [
                     number,
-                    epoch.places,
+                    epoch.byte_range_by_digest,
                     [[_list_fields(envelope), digest] for envelope, digest in epoch.envelopes],
-                    epoch.sums,
+                    epoch.sum_digest_by_step,
                 ]
                 for number, epoch in self._epochs.items()
             ],

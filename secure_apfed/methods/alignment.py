@@ -206,7 +206,7 @@ async def deal_randomness(party: PartyContext, links: Links, session: str) -> No
         protocol = _make_protocol(party, links, name)
         dealer = protocol.make_dealer(party.active, members)
         await links.run_conversation(
-            Kind.ALIGNMENT, dealer, (party.active, *members), maximum=protocol.max_message_bytes
+            Kind.ALIGNMENT, dealer, (party.active, *members), max_bytes=protocol.max_message_bytes
         )
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
@@ -318,7 +318,7 @@ async def _run_aligner(
     """
     peers = (*others, DEALER) if needs_dealer(party.config.alignment) else tuple(others)
     role: Conversation = aligner
-    await links.run_conversation(Kind.ALIGNMENT, role, peers, maximum=maximum)
+    await links.run_conversation(Kind.ALIGNMENT, role, peers, max_bytes=maximum)
     return torch.from_numpy(aligner.rows.copy())
 
 

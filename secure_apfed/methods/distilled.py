@@ -498,7 +498,7 @@ class VFedTransAggregator(HelperRole):
                 Kind.CONTRIBUTION,
                 Kind.CHECKPOINT,
                 Kind.END,
-                minimum=len(owners),
+                min_senders=len(owners),
                 patience=FOR_THE_ACTIVE,
             )
             if message.kind is Kind.CONTRIBUTION:
@@ -528,7 +528,7 @@ class VFedTransAggregator(HelperRole):
             # A table can also be missing because the active did not request it.
             with blame_active_too(active):
                 other = await links.receive(
-                    missing, Kind.CONTRIBUTION, step=step, minimum=len(missing)
+                    missing, Kind.CONTRIBUTION, step=step, min_senders=len(missing)
                 )
             tables[other.sender] = other.payload
         links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor_tables(tables))

@@ -454,7 +454,11 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
     missing = list(helpers)
     while missing:
         message = await links.receive(
-            missing, Kind.READY, step=BEFORE_TRAINING, minimum=len(missing), patience=FOR_AN_ANSWER
+            missing,
+            Kind.READY,
+            step=BEFORE_TRAINING,
+            min_senders=len(missing),
+            patience=FOR_AN_ANSWER,
         )
         missing.remove(message.sender)
     for name in helpers:

@@ -178,7 +178,7 @@ async def enter_session(
     keeps checkpoints. `session`: name of this session, given at the active, which chooses it; None
     at other parties.
     """
-    links.predicts = party.trained_run is not None
+    links.is_prediction = party.trained_run is not None
     agreement = await agree_on_contract(
         links,
         identity=party.secrets.identity,
@@ -195,7 +195,7 @@ async def enter_session(
     )
     links.unit_s = agreement.contract.patience_s
     # If one of these peers falls silent, the session ends.
-    links.needed = _list_needed_peers(party, agreement.contract)
+    links.needed_peers = _list_needed_peers(party, agreement.contract)
     if party.secrets.checkpoint_store is not None:
         party.secrets.checkpoint_store.save_contract(agreement.contract, agreement.signatures)
     raise_heartbeat_limits(party, links)

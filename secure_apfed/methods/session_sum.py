@@ -645,7 +645,7 @@ class Aggregator(HelperRole):
                     Kind.CHECKPOINT,
                     Kind.END,
                     # The active, and as many passives as a sum needs.
-                    minimum=1 + self._find_threshold(),
+                    min_senders=1 + self._find_threshold(),
                     patience=FOR_THE_ACTIVE,
                 )
             except PartyLeftError as error:
@@ -723,7 +723,7 @@ class Aggregator(HelperRole):
         while missing:
             try:
                 message = await links.receive(
-                    missing, kind, step=first_message.step, minimum=len(missing)
+                    missing, kind, step=first_message.step, min_senders=len(missing)
                 )
             except PartyLeftError as error:
                 self._drop_silent_passives(error, missing)

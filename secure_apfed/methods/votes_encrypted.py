@@ -143,8 +143,8 @@ class EncryptedVotesActive(VotesActive):
         super().__init__(party, contract, rows, terms.release)
         self._size = BallotSize.from_ballot(self.ballot)
         self._sums = terms.make_sums(contract, self._size)
-        agreement = self._sums.products
-        noise = self._sums.products.noise or 0
+        agreement = self._sums.product_agreement
+        noise = self._sums.product_agreement.noise or 0
         self._is_audited = agreement.candidates is not None
         self.guarantee += "; that is so for labels of one class each" if noise else ""
         self.guarantee += f". {self._sums.malicious}"
@@ -188,7 +188,7 @@ class EncryptedVotesActive(VotesActive):
                 waiting,
                 Kind.CHALLENGE,
                 step=BEFORE_TRAINING,
-                minimum=len(waiting),
+                min_senders=len(waiting),
                 patience=FOR_AN_ANSWER,
             )
             self._challenges[message.sender] = message.payload
@@ -206,7 +206,7 @@ class EncryptedVotesActive(VotesActive):
         for name in contract.passives:
             links.send(name, Kind.ENCRYPTED_LABELS, self.ballot.step, payload)
         sum_UK = np.zeros((len(self.ballot.rows), self.classes))
-        for block in range(self._sums.blocks):
+        for block in range(self._sums.block_count):
             message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=FOR_AN_ANSWER)
             people = self._sums.get_block_people(block)
             with self._refused.note_refusal(step=block, contract=contract.digest.hex()):
@@ -251,7 +251,7 @@ class EncryptedVotesPassive(CountingPassive):
         self._contributor = sums.make_contributor(self.name)
         with blame_active_too(contract.active):
             await links.run_conversation(Kind.SUM_SETUP, self._contributor, others)
-        if sums.products.candidates is None:
+        if sums.product_agreement.candidates is None:
             return
         await meet_active(links, contract.active)
         message = await links.receive(contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING)
@@ -310,7 +310,7 @@ def _require_memory(passive_name: str, active_name: str, sums: SumOfProducts) ->
     of the active, for the error. `sums`: the protocol, with the ballot's size. Raises
     RemoteProtocolError: its text says how much memory is needed.
     """
-    label_count = sums.products.labelled
+    label_count = sums.product_agreement.labelled
     needed_bytes = label_count * sums.label_bytes
     if needed_bytes > MAX_ANNOUNCED_BYTES:
         raise RemoteProtocolError(
@@ -402,7 +402,7 @@ class EncryptedVotesAggregator(BallotAggregator):
             size = await self._terms.receive_size(links, self.contract, max_people=self._max_people)
             sums = self._terms.make_sums(self.contract, size)
             self._aggregator = sums.make_aggregator()
-            self.blocks = sums.blocks
+            self.blocks = sums.block_count
 
     async def combine_bodies(
         self, links: Links, first_message: Envelope, bodies: Mapping[str, bytes]

@@ -242,11 +242,14 @@ class Site:
         me = LocalEnd(
             name=settings.party,
             identity=identity,
-            known={name: key for name, key in identities.items() if name != settings.party},
+            identity_by_peer={
+                name: key for name, key in identities.items() if name != settings.party
+            },
         )
-        if set(me.known) != set(site_by_peer):
+        if set(me.identity_by_peer) != set(site_by_peer):
             raise ConfigError(
-                f"the file of {settings.party} names the peers {', '.join(sorted(me.known))}; the "
+                f"the file of {settings.party} names the peers "
+                f"{', '.join(sorted(me.identity_by_peer))}; the "
                 f"job has the sites {', '.join(sorted(site_by_peer))} besides: a site is named as "
                 "its party"
             )

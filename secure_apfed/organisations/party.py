@@ -370,9 +370,11 @@ class _TcpRoutes:
         self.me = LocalEnd(
             name=file.party,
             identity=identity,
-            known={name: key for name, key in identity_by_party.items() if name != file.party},
+            identity_by_peer={
+                name: key for name, key in identity_by_party.items() if name != file.party
+            },
             certificate=self.certificate,
-            revoked=self.load_revocations,
+            list_revoked=self.load_revocations,
         )
 
     def meet_peers(self, on_missing: Missed) -> Transport:
@@ -389,7 +391,7 @@ class _TcpRoutes:
                 connectors,
                 patience_s=self.settings_file.reconnect_s,
                 meet_s=self.settings_file.meet_s,
-                end=stack.pop_all().close,  # from here on the transport closes the port
+                on_close=stack.pop_all().close,  # from here on the transport closes the port
                 on_missing=on_missing,
             )
 
@@ -476,7 +478,7 @@ class _TcpRoutes:
             f"the address of {me} in its file, or raise meet_s in the file of {me} if it was still "
             "reading its table"
         )
-        return PeerAcceptor(self.me, awaited_peers, absent=absence_text)
+        return PeerAcceptor(self.me, awaited_peers, absence_reason=absence_text)
 
     def start_listening(self, acceptor: PeerAcceptor) -> Callable[[], None]:
         """Listen, and pass each new connection to `acceptor`; return a function that stops this.
@@ -806,9 +808,9 @@ def connect_with_audit(
             file.party,
             file.peers,
             meter,
-            meet_s=file.meet_s,
+            meeting_timeout_s=file.meet_s,
             less_protected=less_protected,
-            past=earlier_sessions.count_bytes(),
+            earlier_bytes_by_peer=earlier_sessions.count_bytes(),
         )
         transport = connect(file, identity, identity_by_party, status.observe_missing)
         status.observe_connection(transport.list_broken_links)

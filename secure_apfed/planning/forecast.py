@@ -39,7 +39,7 @@ from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.secure_sums import find_sum_class
-from secure_apfed.exchange.transcript import MAX_CONTRIBUTED, count_free_megabytes
+from secure_apfed.exchange.transcript import MAX_CONTRIBUTION_BYTES, count_free_megabytes
 from secure_apfed.learning.black_box import describe_black_boxes
 from secure_apfed.learning.own_code import UserFunctions
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
@@ -1026,7 +1026,7 @@ def _warn_of_disk(config: Config, traffic: tuple[TrafficForecast, ...]) -> Itera
     contributed_bytes = sum(stored_bytes.pop(key) for key in contribution_keys)
     if contributed_bytes:
         stored_bytes["contributions", "aggregator"] = min(
-            contributed_bytes, epochs * MAX_CONTRIBUTED
+            contributed_bytes, epochs * MAX_CONTRIBUTION_BYTES
         )
     stored_epochs = config.effective_transcript.count_stored_epochs(epochs)
     megabytes = sum(stored_bytes.values()) / epochs * stored_epochs / 1e6

@@ -85,16 +85,16 @@ class ProductParties:
 
     def compute_sum(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
         """Compute what the sum of products must be, in steps of fixed point."""
-        scale = self.sum.fixed_point.max_level / self.sum.products.row_bound
+        scale = self.sum.fixed_point.max_level / self.sum.product_agreement.row_bound
         return np.asarray(sum(np.rint(A * scale) for A in rows.values()) @ self.labels)
 
     def open_sum(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
         """Run the protocol over all blocks; return the sum in steps of fixed point."""
-        scale = self.sum.fixed_point.max_level / self.sum.products.row_bound
+        scale = self.sum.fixed_point.max_level / self.sum.product_agreement.row_bound
         blocks = [
             self.receiver.open_block(
                 block, self.aggregator.combine_block(block, self.answers(block, rows))
             )
-            for block in range(self.sum.blocks)
+            for block in range(self.sum.block_count)
         ]
         return (np.concatenate(blocks) * scale).astype(np.float64)

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.products import (
     Candidates,
+    CoinToss,
     LabelValues,
     ProductContributor,
     ProductReceiver,
-    PublicCoin,
 )
 from apfed_protocols.seal import RunKey, SealedLink
 from apfed_protocols.sums.frames import Frame
@@ -95,7 +95,7 @@ def kinds_below(kind: type) -> set[type]:
 
 def test_no_role_of_any_protocol_is_copied() -> None:
     kinds = kinds_below(KeepsSecrets)
-    roles = {ProductReceiver, ProductContributor, Candidates, PublicCoin, LabelValues}
+    roles = {ProductReceiver, ProductContributor, Candidates, CoinToss, LabelValues}
     assert kinds > roles
     concrete = [kind for kind in kinds if not inspect.isabstract(kind)]
     copy_one = lambda kind: pickle.dumps(object.__new__(kind))  # noqa: E731

@@ -20,7 +20,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.calls import Calls, Carry
 from secure_apfed.exchange.certificates import Credentials, load_revocations, make_authority
 from secure_apfed.exchange.resumable_link import Connection, LinkTransport
-from secure_apfed.exchange.sealed_connection import MAX_SEALED, LocalEnd
+from secure_apfed.exchange.sealed_connection import MAX_FRAME_BYTES, LocalEnd
 from secure_apfed.organisations.party import PartyFile
 from tests.docs.pages import ROOT, text_of
 from tests.links.pair import awaiting
@@ -48,7 +48,9 @@ class Lines:
                 LocalEnd(
                     name=name,
                     identity=identities[name],
-                    known={peer: identities[peer].public for peer in NAMES if peer != name},
+                    identity_by_peer={
+                        peer: identities[peer].public for peer in NAMES if peer != name
+                    },
                 ),
                 self.carrying(name),
             )
@@ -142,7 +144,7 @@ def test_calls_of_strangers_and_out_of_turn_are_refused(lines: Lines) -> None:
     assert ann.take_frame("bob", NAME, 0, b"hello")
     assert not ann.take_frame("bob", NAME, 0, b"hello")  # again
     assert not ann.take_frame("bob", NAME, 5, b"hello")  # further ahead than anybody is
-    assert not ann.take_frame("bob", NAME, 1, bytes(MAX_SEALED + 1))
+    assert not ann.take_frame("bob", NAME, 1, bytes(MAX_FRAME_BYTES + 1))
 
 
 def test_somebody_in_a_peers_name_cuts_no_connection(lines: Lines) -> None:

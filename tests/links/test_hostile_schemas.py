@@ -314,7 +314,7 @@ class _RefusalError(Exception):
         return self._text
 
 
-ME = LocalEnd(name="bank", identity=fresh_identity(), known={"shop": bytes(32)})
+ME = LocalEnd(name="bank", identity=fresh_identity(), identity_by_peer={"shop": bytes(32)})
 FIELDS_OF_ENVELOPE = ("session", "sender", "receiver")
 
 

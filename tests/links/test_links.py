@@ -31,8 +31,8 @@ from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.exchange.relay import Relay, enter_room, name_room
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
-    MAX_SEALED,
-    MAX_UNPROVED,
+    MAX_FRAME_BYTES,
+    MAX_UNPROVED_FRAME_BYTES,
     Carrier,
     LocalEnd,
     PeerAcceptor,
@@ -115,7 +115,7 @@ class Swapping:
     def _welcome(self, here: GrpcConnection, certificate: bytes) -> None:
         if not self._keys:
             known = {"bob": self._pair.identities["bob"].public}
-            ann = LocalEnd(name="ann", identity=fresh_identity(), known=known)
+            ann = LocalEnd(name="ann", identity=fresh_identity(), identity_by_peer=known)
             with pytest.raises((OSError, EOFError)):
                 prove_identity(here, ann)[1].recv_bytes()
             here.close()
@@ -260,19 +260,21 @@ class HungUp:
 def both_ends() -> tuple[LocalEnd, LocalEnd]:
     ends = {name: fresh_identity() for name in ("ann", "bob")}
     known = {name: one.public for name, one in ends.items()}
-    ann, bob = (LocalEnd(name=name, identity=one, known=known) for name, one in ends.items())
+    ann, bob = (
+        LocalEnd(name=name, identity=one, identity_by_peer=known) for name, one in ends.items()
+    )
     return ann, bob
 
 
 def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
     ann, bob = both_ends()
-    ann = replace(ann, revoked=lambda: frozenset({ann.known["bob"].hex()}))
+    ann = replace(ann, list_revoked=lambda: frozenset({ann.identity_by_peer["bob"].hex()}))
     calls = HungUp(writes=1)
     with pytest.raises(EOFError):
         prove_identity(calls, bob, "ann")
     (hello,) = calls.sent
     come = lambda writes: prove_identity(  # noqa: E731
-        HungUp(hello, b"refused why not", writes=writes), replace(ann, revoked=frozenset)
+        HungUp(hello, b"refused why not", writes=writes), replace(ann, list_revoked=frozenset)
     )
     cases = [("why not", writes) for writes in range(3)]
     assert list_unrefused(ConnectionRefusedError, come, cases) == []
@@ -380,7 +382,9 @@ def call(pair: Pair, credentials: Credentials | None, name: str | None, me: Loca
 
 def someone(pair: Pair, name: str = "bob") -> LocalEnd:
     identity = pair.identities.get(name) or fresh_identity()
-    return LocalEnd(name=name, identity=identity, known={"ann": pair.identities["ann"].public})
+    return LocalEnd(
+        name=name, identity=identity, identity_by_peer={"ann": pair.identities["ann"].public}
+    )
 
 
 def issue_certificate(pair: Pair, **how: object) -> Credentials:
@@ -449,7 +453,9 @@ def test_who_died_at_the_door_comes_again(pair: Pair) -> None:
     until_somebody_listens(pair)
     known = {"ann": pair.identities["ann"].public}
     ghost = pair.stranger()
-    prove_identity(ghost, LocalEnd(name="bob", identity=pair.identities["bob"], known=known), "ann")
+    prove_identity(
+        ghost, LocalEnd(name="bob", identity=pair.identities["bob"], identity_by_peer=known), "ann"
+    )
     ghost.close()
     for thread in (coming, pair.come("bob")):
         thread.join()
@@ -460,8 +466,8 @@ def test_a_frame_that_is_announced_too_large_ends_the_connection() -> None:
     theirs, ours = socket.socketpair()
     connection = SocketConnection(ours)
     connection.trust_peer()
-    theirs.sendall(struct.pack(">I", MAX_SEALED + 1))
-    with pytest.raises(EOFError, match=f"sent a frame above {MAX_SEALED} bytes"):
+    theirs.sendall(struct.pack(">I", MAX_FRAME_BYTES + 1))
+    with pytest.raises(EOFError, match=f"sent a frame above {MAX_FRAME_BYTES} bytes"):
         connection.recv_bytes()
     stranger = SocketConnection(theirs)
     assert stranger.recv_bytes().startswith(b"refused the other end sent a frame above")
@@ -569,10 +575,10 @@ def test_who_is_not_of_a_room_does_not_enter_it(relay_pair: Pair) -> None:
 
     stranger = fresh_identity()
     forged = replace(stranger, public=known["bob"])  # says that it is bob
-    me = LocalEnd(name="bob", identity=forged, known={"ann": known["ann"]})
+    me = LocalEnd(name="bob", identity=forged, identity_by_peer={"ann": known["ann"]})
     with pytest.raises(ConnectionRefusedError, match=r"the relay refuses .* who comes signed"):
         enter(relay_pair, me)
-    eve = LocalEnd(name="eve", identity=stranger, known={"ann": known["ann"]})
+    eve = LocalEnd(name="eve", identity=stranger, identity_by_peer={"ann": known["ann"]})
     with pytest.raises(TimeoutError, match="did not come to the relay"):
         enter(relay_pair, eve)
     assert name_room([*known.values()]) != name_room([*known.values(), stranger.public])
@@ -584,7 +590,7 @@ def open_relay_stream(pair: Pair, name: str, peer: str) -> Iterator[Connection]:
     """Open a stream of one of the two at the relay, below the proof between them."""
     assert pair.relay is not None
     known = {peer: pair.identities[peer].public}
-    me = LocalEnd(name=name, identity=pair.identities[name], known=known)
+    me = LocalEnd(name=name, identity=pair.identities[name], identity_by_peer=known)
     address = ("127.0.0.1", pair.relay.port)
     with closing(dial(address, pair.credentials(name), name="relay")) as connection:
         enter_room(connection, me, peer)
@@ -794,7 +800,7 @@ def busy(pair: Pair) -> Iterator[list[bytes]]:
 @pytest.mark.parametrize("frames", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_frames_leave_honest_peers_unaffected(frames: int, plain: Pair) -> None:
     plain.meet()
-    before = {name: vars(one)["_links"] for name, one in plain.met.items()}
+    before = {name: vars(one)["_link_by_peer"] for name, one in plain.met.items()}
     wires = {
         name: [vars(link)["_wire"] for link in links.values()] for name, links in before.items()
     }
@@ -823,14 +829,14 @@ def receive_until_closed(connection: Carrier) -> None:
 def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
     coming = plain.come("ann")
     until_somebody_listens(plain)
-    for size in (MAX_UNPROVED + 1, MAX_SEALED):
+    for size in (MAX_UNPROVED_FRAME_BYTES + 1, MAX_FRAME_BYTES):
         with closing(plain.stranger()) as connection:
             connection.send_bytes(bytes(size))
             with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
                 receive_until_closed(connection)
     for thread in (coming, plain.come("bob")):
         thread.join()
-    say_and_hear(plain, bytes(MAX_SEALED))
+    say_and_hear(plain, bytes(MAX_FRAME_BYTES))
 
 
 class _Counted(socket.socket):
@@ -855,13 +861,13 @@ def test_who_is_refused_a_long_frame_can_send_it_to_its_end_and_read_why() -> No
         dialled = socket.create_connection(listening.getsockname())
         with closing(_Counted(fileno=listening.accept()[0].detach())) as wire, closing(dialled):
             refused = pool.submit(SocketConnection(wire).recv_bytes)
-            dialled.sendall(MAX_SEALED.to_bytes(4, "big"))
+            dialled.sendall(MAX_FRAME_BYTES.to_bytes(4, "big"))
             said = dialled.recv(4096)
-            dialled.sendall(bytes(MAX_SEALED))
+            dialled.sendall(bytes(MAX_FRAME_BYTES))
             assert not dialled.recv(4096)
             with pytest.raises(EOFError, match="above 4096 bytes before it proved who it is"):
                 refused.result(timeout=LONG_S)
-            assert wire.came_before == 4 + MAX_SEALED
+            assert wire.came_before == 4 + MAX_FRAME_BYTES
     assert b"above 4096 bytes before it proved who it is" in said
 
 
@@ -871,15 +877,15 @@ def test_of_a_stranger_one_frame_waits() -> None:
     def pieces() -> Iterator[bytes]:
         for number in range(100):
             read.append(number)
-            yield b"\0" + bytes(MAX_UNPROVED)
+            yield b"\0" + bytes(MAX_UNPROVED_FRAME_BYTES)
 
     Thread(target=connection.receive_pieces, args=(pieces(),), daemon=True).start()
     for got in range(1, 51):
-        assert connection.recv_bytes() == bytes(MAX_UNPROVED)
+        assert connection.recv_bytes() == bytes(MAX_UNPROVED_FRAME_BYTES)
         assert len(read) <= got + 2  # one waits, one is in the hands of who brings it
     connection.trust_peer()
     for got in range(51, 101):
-        assert connection.recv_bytes() == bytes(MAX_UNPROVED)
+        assert connection.recv_bytes() == bytes(MAX_UNPROVED_FRAME_BYTES)
         assert len(read) <= got + 5
     connection.close()
 

@@ -55,7 +55,7 @@ def list_parameters(people: int, labelled: int) -> list[int]:
     """Return a line of the page's table: the numbers of people and labels, and what is solved."""
     agreed = product_parties.agreement(3, people=people, columns=10, labelled=labelled)
     found = solve_products(agreed)
-    solved = [found.degree, found.modulus_bits, found.kept_bits, found.plain_bits]
+    solved = [found.degree, found.modulus_bits, found.answer_modulus_bits, found.plain_bits]
     block = SumOfProducts(agreed).get_block_people(0)
     return [people, labelled, *solved, found.smudging_bits, len(block)]
 

@@ -19,7 +19,7 @@ from apfed_protocols.products.ring import (
     LARGEST_ERROR,
     Digits,
     Ring,
-    bound_product_error,
+    bound_fft_error,
     compute_row_limit,
     invert_transform,
     solve_products,
@@ -190,7 +190,7 @@ def test_it_says_what_each_party_learns() -> None:
     assert described.leaks.request is not None
     assert "sum of products only" in described.leaks.active_and_aggregator
     assert "column" in described.malicious
-    found = described.headroom
+    found = described.parameters
     assert described.readable_bits == 3 * (found.modulus_bits - found.smudging_bits)
     assert described.answer_bits == (3 + 4) * 32
 
@@ -336,7 +336,7 @@ def test_the_bound_of_the_transforms_holds(size: int, terms: int, aligned: bool)
     )
     norms = 2**27 * float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
     exact = _exact(left, right) * 2**27
-    assert np.abs(found - exact).max() <= bound_product_error(size, terms) * norms
+    assert np.abs(found - exact).max() <= bound_fft_error(size, terms) * norms
 
 
 def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -361,10 +361,12 @@ def test_the_digits_of_agreed_parameters_are_exact_at_the_edge(shape: dict[str, 
     """All labels' digits and one row's integers at their largest: the float is near its integer."""
     agreed = agreement(people=10**5, **shape)
     found = solve_products(agreed)
-    largest = 2.0 ** (max(found.widths) - 1)
+    largest = 2.0 ** (max(found.digit_widths) - 1)
     level = 2**15
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], (agreed.labelled, found.rows))
-    rows = np.zeros((agreed.labelled, found.rows))
+    signs = np.random.default_rng(1).choice(
+        [-1.0, 1.0], (agreed.labelled, found.people_per_ciphertext)
+    )
+    rows = np.zeros((agreed.labelled, found.people_per_ciphertext))
     rows[0] = level
     spectrum = (transform_polynomials(rows) * transform_polynomials(signs * largest)).sum(axis=0)
     product = invert_transform(spectrum)
@@ -419,23 +421,33 @@ def test_parameters_hold_the_bounds(case: dict[str, Any]) -> None:
     found = solve_products(agreed)
     passives = case["passives"]
     assert found.modulus_bits <= SECURE_MODULUS_BITS[found.degree]
-    assert sum(found.widths) == found.modulus_bits
-    assert found.kept_bits in {sum(found.widths[place:]) for place in range(len(found.widths))}
+    assert sum(found.digit_widths) == found.modulus_bits
+    assert found.answer_modulus_bits in {
+        sum(found.digit_widths[place:]) for place in range(len(found.digit_widths))
+    }
     assert found.folds == (2 if agreed.candidates else 1)
-    assert found.stride >= found.folds * agreed.columns
+    assert found.powers_per_person >= found.folds * agreed.columns
     limit = passives * (compute_row_limit(agreed) + largest_noise(agreed.noise or 0))
     assert 2 ** (found.plain_bits - 1) > limit
     assert 2**found.plain_bits <= 4 * limit + 1  # no larger than it must be
-    own = found.folds * LARGEST_ERROR * (found.rows * compute_row_limit(agreed) + 2 * found.degree)
+    own = (
+        found.folds
+        * LARGEST_ERROR
+        * (found.people_per_ciphertext * compute_row_limit(agreed) + 2 * found.degree)
+    )
     values = passives * agreed.people * agreed.columns
     assert own * values * 2**agreed.security <= 2**found.smudging_bits
     noise = (
         passives
         * (own + 2 ** (found.smudging_bits - 1))
-        / 2 ** (found.modulus_bits - found.kept_bits)
+        / 2 ** (found.modulus_bits - found.answer_modulus_bits)
     )
     tail = 6 * np.sqrt(passives * (found.folds * found.degree + 1) / 4)
-    assert noise + tail < found.noise_bound < 2 ** (found.kept_bits - found.plain_bits - 1)
+    assert (
+        noise + tail
+        < found.max_answer_noise
+        < 2 ** (found.answer_modulus_bits - found.plain_bits - 1)
+    )
 
 
 def test_what_does_not_fit_says_so() -> None:
@@ -455,15 +467,15 @@ def test_the_bound_of_the_noise_is_real(
     """The largest smudging noise at all passives opens; a sixth beyond the bound does not."""
     agreed = agreement(3, people=100_000, columns=10, labelled=2, candidates=candidates)
     played = ProductParties(agreed)
-    found = played.sum.headroom
+    found = played.sum.parameters
     ring = played.sum.ring
 
     def largest(c0: Digits) -> None:
         if opens:
             ring.add_shifted(c0, found.smudging_bits - 1, sign)
         else:
-            dropped = found.modulus_bits - found.kept_bits
-            ring.add_shifted(c0, dropped, sign * 7 * found.noise_bound // 18)
+            dropped = found.modulus_bits - found.answer_modulus_bits
+            ring.add_shifted(c0, dropped, sign * 7 * found.max_answer_noise // 18)
 
     for role in played.contributors.values():
         monkeypatch.setattr(role, "_smudge", largest)

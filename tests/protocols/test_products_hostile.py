@@ -25,7 +25,7 @@ TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}
 
 def parts(played: ProductParties) -> tuple[bytes, ...]:
     return played.sum.parse_request(
-        played.receiver.make_request(), 2 + played.sum.products.labelled
+        played.receiver.make_request(), 2 + played.sum.product_agreement.labelled
     )
 
 
@@ -188,7 +188,7 @@ def test_the_receiver_refuses_once_and_then_opens_nothing() -> None:
 def test_sums_that_were_altered(flipped: Any) -> None:
     agreed = agreement()
     # 2^13 + 2^19 of 2^32: half a step of 2^14 away from any sum
-    assert SumOfProducts(agreed).headroom.plain_bits == 18
+    assert SumOfProducts(agreed).parameters.plain_bits == 18
     played = ProductParties(agreed)
     rows = matrices(agreed)
     answers = played.answers(0, rows)
@@ -261,7 +261,7 @@ def test_no_bytes_repeat() -> None:
 
 def test_the_aggregator_needs_no_library_and_holds_no_key() -> None:
     held = vars(SumOfProducts(agreement()).make_aggregator())
-    assert set(held) == {"_products", "_frames", "_setup"}
+    assert set(held) == {"_sum_of_products", "_frames", "_setup"}
 
 
 # All requests but one are opened: an active that made one otherwise is found out.
@@ -285,7 +285,7 @@ def test_the_outcome_is_the_same_for_all_and_uniform() -> None:
     outcomes = []
     for _ in range(400):
         coins = {
-            name: products.PublicCoin(name, described, described.make_frames(), commitment)
+            name: products.CoinToss(name, described, described.make_frames(), commitment)
             for name in agreed.contributors
         }
         converse(coins)
@@ -322,7 +322,7 @@ def test_a_request_that_was_made_otherwise_is_found_out(
         played = ProductParties(agreement(candidates=4), accept=False)
         assert len(cheat.roots) == 4
         request = played.make_audited_request()
-    kept = vars(played.contributors["passive_1"])["_coin"].chosen_candidate
+    kept = vars(played.contributors["passive_1"])["_coin_toss"].chosen_candidate
     roles = list(played.contributors.values())
     if kept == bad:
         for role in roles:
@@ -336,7 +336,7 @@ def test_a_request_that_was_made_otherwise_is_found_out(
 def change_request(
     played: ProductParties, request: bytes, change: Callable[[list[bytes]], object]
 ) -> bytes:
-    parts = list(played.sum.parse_request(request, 4 + played.sum.products.labelled))
+    parts = list(played.sum.parse_request(request, 4 + played.sum.product_agreement.labelled))
     change(parts)
     return played.sum.pack_request(parts)
 
@@ -375,7 +375,7 @@ def test_challenges_that_do_not_agree_open_nothing() -> None:
     told = played.toss_coin()
     frames = played.sum.make_frames()
     digest = hashlib.sha256(played.sum.parse_request(commitment, 1)[0]).digest()
-    kept = vars(played.contributors["passive_1"])["_coin"].chosen_candidate
+    kept = vars(played.contributors["passive_1"])["_coin_toss"].chosen_candidate
     other = frames.pack_setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
     beyond = frames.pack_setup(b"\0\3" + digest)
     others: list[dict[str, bytes]] = [
@@ -403,8 +403,8 @@ def test_messages_of_the_coin_that_are_refused() -> None:
     described = SumOfProducts(agreed)
     receiver = described.make_receiver(labels(agreed))
 
-    def coin(name: str, of: Any = receiver) -> products.PublicCoin:
-        return products.PublicCoin(name, described, described.make_frames(), of.get_commitment())
+    def coin(name: str, of: Any = receiver) -> products.CoinToss:
+        return products.CoinToss(name, described, described.make_frames(), of.get_commitment())
 
     one = coin("passive_1")
     two = coin("passive_2")
@@ -434,11 +434,13 @@ def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
     described = SumOfProducts(agreed)
     commitment = described.make_receiver(labels(agreed)).get_commitment()
     one, two, three = (
-        products.PublicCoin(name, described, described.make_frames(), commitment)
+        products.CoinToss(name, described, described.make_frames(), commitment)
         for name in agreed.contributors
     )
     first = one.start()
-    assert all(vars(one)["_coins"]["passive_1"] not in message.body for message in first)
+    assert all(
+        vars(one)["_random_bytes_by_passive"]["passive_1"] not in message.body for message in first
+    )
     promise = {out.receiver: out.body for out in two.start()}["passive_1"]
     assert one.receive("passive_2", promise) == ()
     two.receive("passive_1", first[0].body)
@@ -446,7 +448,7 @@ def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
     assert one.receive("passive_2", early[0].body) == ()
     revealed = one.receive("passive_3", three.start()[0].body)
     assert [message.receiver for message in revealed] == ["passive_2", "passive_3"]
-    assert vars(one)["_coins"]["passive_1"] in revealed[0].body
+    assert vars(one)["_random_bytes_by_passive"]["passive_1"] in revealed[0].body
 
 
 def test_commitments_that_are_none() -> None:
@@ -517,15 +519,15 @@ def test_mutated_messages_of_an_audit() -> None:
         attempt(honest.contributors["passive_1"].accept_request, request)
     # But for a changed bit in what is only checked later: hashes, and the bytes of a promise.
     assert refused > 60 * (4 + 2)
-    assert vars(honest.contributors["passive_1"])["_labels"] is None
+    assert vars(honest.contributors["passive_1"])["_label_values"] is None
 
 
 def test_the_kept_secret_is_not_among_the_opened() -> None:
     played = ProductParties(agreement(candidates=5), accept=False)
-    roots = set(vars(vars(played.receiver)["_candidates"])["_roots"])
+    roots = set(vars(vars(played.receiver)["_candidates"])["_root_secrets"])
     request = played.make_audited_request()
     assert len({root for root in roots if root in request}) == 4
-    assert vars(vars(played.receiver)["_candidates"])["_roots"] == []
+    assert vars(vars(played.receiver)["_candidates"])["_root_secrets"] == []
 
 
 @pytest.mark.parametrize("changes", [{}, {"candidates": 2}, {"columns": 20, "bits": 8}])
@@ -535,4 +537,4 @@ def test_what_encrypted_labels_take_is_told_before_they_come(changes: dict[str, 
     rows = np.eye(agreed.columns, dtype=np.int64)[np.zeros(12, dtype=np.int64)]
     blobs = encrypt_labels(described, bytes(range(32)), rows)
     held = products.LabelValues.from_request(described, b"", blobs)
-    assert held.labels.nbytes == 12 * described.label_bytes
+    assert held.label_values.nbytes == 12 * described.label_bytes

@@ -31,10 +31,10 @@ PEOPLE = 2000
 
 def packing_weights(secure_sum: SumOfProducts) -> NDArray[np.int64]:
     """(n, 1): label j at digit j from the top, modulo t."""
-    plain = secure_sum.headroom.plain_bits
+    plain = secure_sum.parameters.plain_bits
     levels = secure_sum.fixed_point.max_level
     inverse = pow(levels, -1, 2**plain)
-    places = [plain - DIGIT * (j + 1) for j in range(secure_sum.products.labelled)]
+    places = [plain - DIGIT * (j + 1) for j in range(secure_sum.product_agreement.labelled)]
     return np.array([[inverse * 2**place % 2**plain] for place in places])
 
 
@@ -64,7 +64,7 @@ def open_packed_votes(
         )
         answers[name] = role.answer_block(0, row, drawn)
     played.receiver.open_block(0, played.aggregator.combine_block(0, answers))
-    plain = described.headroom.plain_bits
+    plain = described.parameters.plain_bits
     # Half of the lowest digit that is used, so that noise of either sign rounds.
     half = 2 ** (plain - DIGIT * labelled - 1) if plain > DIGIT * labelled else 0
     words = (opened[0][:, 0] + half) % 2**plain
@@ -79,7 +79,7 @@ def test_one_number_tells_the_votes_of_many_labels(
     """Nine labels fill t; whatever a tenth is multiplied with lands on their digits."""
     votes, found, described = open_packed_votes(labelled, None, monkeypatch)
     assert np.array_equal(found, votes)
-    assert described.headroom.plain_bits == 18
+    assert described.parameters.plain_bits == 18
     assert DIGIT * labelled <= 18 < described.readable_bits
 
 
@@ -89,7 +89,7 @@ def test_noise_takes_the_lower_digits(noise: int, monkeypatch: pytest.MonkeyPatc
     right = (votes == found).mean(axis=0)
     usable = int((right > 0.99).sum())
     assert DIGIT * usable <= described.readable_bits
-    found_bits = described.headroom
+    found_bits = described.parameters
     deviation = noise * math.sqrt(2)
     plain = found_bits.plain_bits
     hidden = [place for place in range(7) if 2 ** (plain - DIGIT * (place + 1)) < deviation / 2]
@@ -106,8 +106,8 @@ class Finer:
 
     def __init__(self, secure_sum: SumOfProducts, bits: int) -> None:
         self._described = secure_sum
-        self.headroom = replace(
-            secure_sum.headroom, plain_bits=secure_sum.headroom.plain_bits + bits
+        self.parameters = replace(
+            secure_sum.parameters, plain_bits=secure_sum.parameters.plain_bits + bits
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -127,9 +127,9 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
     def rest(receiver: Any, phase: NDArray[np.uint64], binding: Any) -> NDArray[np.int64]:
-        found = receiver._sum.headroom
-        unused = np.uint64(64 - found.kept_bits)
-        step_bits = found.kept_bits - found.plain_bits
+        found = receiver._sum.parameters
+        unused = np.uint64(64 - found.answer_modulus_bits)
+        step_bits = found.answer_modulus_bits - found.plain_bits
         signed = (phase << unused).view(np.int64) >> np.int64(unused)
         steps = (signed + (1 << (step_bits - 1))) >> step_bits
         below.append(signed - (steps << step_bits))
@@ -174,7 +174,7 @@ class CuriousActive:
         self.request = played.receiver.make_request()
         self.errors = (
             [self._error(place) for place in range(len(LABELS))]
-            if played.sum.headroom.folds == 1
+            if played.sum.parameters.folds == 1
             else []
         )
 
@@ -183,30 +183,38 @@ class CuriousActive:
         seed, _, *blobs = self.played.sum.parse_request(self.request, 4)
         numbers = self._multiply_by_secret(expand_label(self.ring, seed, position))
         numbers += self.ring.parse_digits(blobs[position], sender="itself")
-        step = self.ring.bits - self.played.sum.headroom.plain_bits
+        step = self.ring.bits - self.played.sum.parameters.plain_bits
         self.ring.add_shifted(numbers[:, :2], step, -LABELS[position])
         return self.centre_digits(numbers).astype(np.float64)
 
     def noise(self, rows: Floats) -> Integers:
         """Return the noise of what is sent for integers `rows` of one passive: (C, U, K)."""
         role = self.played.contributors["passive_1"]
-        labels = vars(role)["_labels"]
+        labels = vars(role)["_label_values"]
         c0, c1 = role._compute_ciphertexts(rows.astype(np.int64), labels)
-        folds = self.played.sum.headroom.folds
+        folds = self.played.sum.parameters.folds
         phase = self._multiply_by_secret(c1).reshape(*c0.shape[:3], -1)[..., : 2 * folds]
         phase = phase.reshape(*c0.shape[:3], folds, 2).sum(axis=3) + c0
         product = (rows @ LABELS).astype(np.int64).reshape(c0.shape[1:])
-        step = self.ring.bits - self.played.sum.headroom.plain_bits
+        step = self.ring.bits - self.played.sum.parameters.plain_bits
         self.ring.add_shifted(phase, step, -product)
         return self.centre_digits(phase)
 
     def compute_expected(self, rows: Floats) -> Floats:
         """Compute sum_j e_j A_j for these rows: what the noise holds without smudging."""
-        found = self.played.sum.headroom
-        total: Floats = np.zeros((len(rows) // found.rows, found.rows, found.stride))
+        found = self.played.sum.parameters
+        total: Floats = np.zeros(
+            (
+                len(rows) // found.people_per_ciphertext,
+                found.people_per_ciphertext,
+                found.powers_per_person,
+            )
+        )
         for error_N, column in zip(self.errors, rows.T, strict=True):
-            values_CH = transform_polynomials(column.reshape(-1, found.rows))
-            values_SH = transform_polynomials(error_N.reshape(found.rows, found.stride).T)
+            values_CH = transform_polynomials(column.reshape(-1, found.people_per_ciphertext))
+            values_SH = transform_polynomials(
+                error_N.reshape(found.people_per_ciphertext, found.powers_per_person).T
+            )
             total += invert_transform(values_CH[:, None] * values_SH).swapaxes(1, 2)
         return total[..., :2]
 
@@ -280,15 +288,17 @@ def test_with_smudging_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     curious = active(smudged=False, monkeypatch=monkeypatch)
-    found = curious.played.sum.headroom
-    agreed = curious.played.sum.products
+    found = curious.played.sum.parameters
+    agreed = curious.played.sum.product_agreement
     first, _ = candidates(curious.played.sum.fixed_point.max_level)
     noise = curious.noise(first)
     expected = curious.compute_expected(first)
     rest = (noise - np.rint(expected).astype(np.int64).astype(object)).astype(float)
     # e u and e1 s: two sums of 2N / 3 products of variance 21 / 2 and 1.
     assert 0.8 < rest.std() / math.sqrt(2 * 10.5 * found.degree * 2 / 3) < 1.25
-    bound = LARGEST_ERROR * (found.rows * compute_row_limit(agreed) + 2 * found.degree)
+    bound = LARGEST_ERROR * (
+        found.people_per_ciphertext * compute_row_limit(agreed) + 2 * found.degree
+    )
     assert np.abs(noise).max() < bound
     assert bound * 2**agreed.security * agreed.people < 2**found.smudging_bits
     assert max(np.abs(error).max() for error in curious.errors) <= LARGEST_ERROR
@@ -298,10 +308,14 @@ def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.Monk
 
 def test_two_powers_for_a_class_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     curious = active(smudged=False, monkeypatch=monkeypatch, candidates=2)
-    found = curious.played.sum.headroom
-    agreed = curious.played.sum.products
+    found = curious.played.sum.parameters
+    agreed = curious.played.sum.product_agreement
     first, _ = candidates(curious.played.sum.fixed_point.max_level)
-    bound = 2 * LARGEST_ERROR * (found.rows * compute_row_limit(agreed) + 2 * found.degree)
+    bound = (
+        2
+        * LARGEST_ERROR
+        * (found.people_per_ciphertext * compute_row_limit(agreed) + 2 * found.degree)
+    )
     assert bound / 2**16 < np.abs(curious.noise(first)).max() < bound
     assert bound * 2**agreed.security * agreed.people < 2**found.smudging_bits
 
@@ -312,7 +326,7 @@ def test_the_noise_with_smudging_has_its_scale(
 ) -> None:
     curious = active(smudged=True, monkeypatch=monkeypatch)
     first, _ = candidates(curious.played.sum.fixed_point.max_level)
-    width = 2.0**curious.played.sum.headroom.smudging_bits
+    width = 2.0**curious.played.sum.parameters.smudging_bits
     places = np.sort((curious.noise(first) / width).astype(float).ravel()) * factor + 0.5
     distance = np.abs(places - (np.arange(places.size) + 0.5) / places.size).max()
     assert (distance * math.sqrt(places.size) < 3.5) == accepted  # Kolmogorov and Smirnov, 1e-10

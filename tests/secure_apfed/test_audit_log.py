@@ -152,7 +152,7 @@ def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
 def test_a_line_is_in_the_file_before_its_frame_leaves(pair: Pair) -> None:
     seen: list[int] = []
     links = pair.links["ann"]
-    links._post = lambda receiver, frame: seen.append(len(lines_of(pair.paths["ann"])))
+    links._post_frame = lambda receiver, frame: seen.append(len(lines_of(pair.paths["ann"])))
     pair.send("ann", 0, 1, arrive=False)
     assert seen == [2, 3]
     os.close(pair.logs["ann"]._file)

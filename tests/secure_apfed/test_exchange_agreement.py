@@ -115,7 +115,7 @@ def test_afterwards_everything_is_sealed_under_it() -> None:
         seen.append(frame)
         table.network.queue_frame("active", receiver, frame)
 
-    table.network.links["active"]._post = post  # listens
+    table.network.links["active"]._post_frame = post  # listens
     table.network.links["active"].send("p1", Kind.REPRESENTATIONS, 0, b"features in the clear")
     assert b"features in the clear" not in seen[0]
 

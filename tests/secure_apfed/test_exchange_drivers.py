@@ -123,7 +123,7 @@ def test_patience_ends_where_too_few_are_left_to_answer(
     async def wait() -> str:
         links = world.links("ann")
         try:
-            await links.receive(("bob", "cid"), ANSWER, minimum=minimum, patience=9)
+            await links.receive(("bob", "cid"), ANSWER, min_senders=minimum, patience=9)
         except PartyLeftError:
             return "ann was told"
         return "ann heard"
@@ -282,7 +282,7 @@ def test_setup_is_counted_but_not_kept() -> None:
 def test_of_an_epoch_a_few_contributions_are_kept_and_all_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_apfed.exchange.transcript.MAX_CONTRIBUTED", 1000)
+    monkeypatch.setattr("secure_apfed.exchange.transcript.MAX_CONTRIBUTION_BYTES", 1000)
     recorder = Recorder("all")
     recorder.transcript.keep_in(tmp_path)
     for epoch in range(2):

@@ -117,9 +117,9 @@ def test_what_is_waited_for_is_data() -> None:
     assert begun(one) == Awaited(
         me="passive", senders=("active",), kinds=(Kind.SUM, Kind.END), step=4, patience=3
     )
-    some = passive.receive(["active", "other"], Kind.SUM, minimum=2)
+    some = passive.receive(["active", "other"], Kind.SUM, min_senders=2)
     awaited = begun(some)
-    assert (awaited.senders, awaited.least, awaited.patience) == (("active", "other"), 2, 1)
+    assert (awaited.senders, awaited.min_senders, awaited.patience) == (("active", "other"), 2, 1)
     assert str(awaited) == "passive expected sum from active or other"
     one.close()
     some.close()
@@ -272,12 +272,12 @@ def test_after_it_was_ready_a_peer_has_no_part_and_is_named_in_the_silence() -> 
 def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link() -> None:
     """The number of what never left is used up: whatever follows would pass for a replay."""
     wire = Wire.connect_three()
-    post = wire.links["active"]._post
+    post = wire.links["active"]._post_frame
     interrupted = Mock(side_effect=KeyboardInterrupt)
-    wire.links["active"]._post = interrupted
+    wire.links["active"]._post_frame = interrupted
     with pytest.raises(KeyboardInterrupt):
         wire.send()
-    wire.links["active"]._post = post
+    wire.links["active"]._post_frame = post
     wire.links["active"].abort(KeyboardInterrupt())
     assert not wire.carried["active", "passive"]
     waiting = wire.links["other"].receive("active", Kind.SUM)
@@ -338,7 +338,7 @@ class Pair:
         async def script() -> list[bytes]:
             return [
                 (
-                    await self.ann.receive("bob", *(kinds or (Kind.ALIGNMENT,)), maximum=maximum)
+                    await self.ann.receive("bob", *(kinds or (Kind.ALIGNMENT,)), max_bytes=maximum)
                 ).payload
                 for _ in range(times)
             ]
@@ -365,13 +365,13 @@ def test_messages_of_two_peers_come_in_turns_and_an_announcement_takes_no_memory
     halves = {name: MessageAssembler("ann", name) for name in ("bob", "cid")}
     cut = list(split_into_parts(0, MESSAGE))
     came = [
-        halves[name].add_part(one, Kind.ALIGNMENT, maximum=99) for one in cut for name in halves
+        halves[name].add_part(one, Kind.ALIGNMENT, max_bytes=99) for one in cut for name in halves
     ]
     assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
     half = MessageAssembler("ann", "bob")
     vast = 2**60
-    assert half.add_part(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, maximum=vast) is None
-    assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
+    assert half.add_part(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, max_bytes=vast) is None
+    assert f"{SIZE} of {vast} bytes of alignment came" in half.interruption
 
 
 HOSTILE = {
@@ -493,7 +493,7 @@ def test_a_heartbeat_is_passed_on_to_the_others_alone() -> None:
     heartbeats = Heartbeats(
         "dan", "abc", lambda peer, heartbeat: sent.append((peer, int.from_bytes(heartbeat, "big")))
     )
-    heartbeats.relays = True
+    heartbeats.is_relaying = True
     heartbeats.set_limits({"a": 1, "b": 1})
     heartbeats.count_work(50)
     heartbeats.accept_heartbeat("b", (100).to_bytes(8, "big"))

@@ -102,7 +102,7 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
         links.send("bob", Kind.REPRESENTATIONS, 7, b"z")
         for name in asked:
             await links.receive(
-                name or ("bob", "cid"), Kind.CONTRIBUTION, minimum=1, patience=PATIENCE
+                name or ("bob", "cid"), Kind.CONTRIBUTION, min_senders=1, patience=PATIENCE
             )
 
     with contextlib.suppress(PartyLeftError), tracker:
@@ -475,7 +475,7 @@ def test_a_study_tells_how_long_the_rest_takes_whatever_was_there_before(
 
 def test_one_cause_of_several_absent_parties_is_said_once() -> None:
     tracker = StatusTracker()
-    tracker.start_session("ann", ["bob", "cid", "dan"], None, meet_s=60)
+    tracker.start_session("ann", ["bob", "cid", "dan"], None, meeting_timeout_s=60)
     tracker.observe_missing({"bob": "no relay", "cid": "no relay", "dan": "its key is another"})
     told = shown_progress._list_troubles(tracker.build_status())
     assert told == ["bob and cid are expected: no relay", "dan is expected: its key is another"]

@@ -187,10 +187,10 @@ def test_status_and_record_of_a_party_go_on_from_its_past() -> None:
     )
     status = StatusTracker()
     meter: Any = NothingReleased()
-    from secure_apfed.exchange.status import _BEFORE
+    from secure_apfed.exchange.status import _BEFORE_FIRST_SESSION
 
-    meter.promise = _BEFORE
-    status.start_session("bank", ["lab", "hub"], meter, past=past.count_bytes())
+    meter.promise = _BEFORE_FIRST_SESSION
+    status.start_session("bank", ["lab", "hub"], meter, earlier_bytes_by_peer=past.count_bytes())
     status.observe_outgoing(envelope(Kind.REPRESENTATIONS, 3), b"x" * 40)
     peers = status.build_status().peers
     assert (peers["lab"].sent_bytes, peers["lab"].received_bytes) == (340, 300)

@@ -161,12 +161,12 @@ def test_a_peer_whose_process_began_anew_ends_the_link(predicts: bool, told: str
                 connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
                 connection.recv_bytes()
         with pytest.raises(PartyLeftError, match=rf"shop began anew: .* is lost; {told}"):
-            links.receive_frame(replace(awaiting("ann", "shop"), predicts=predicts), 10)
+            links.receive_frame(replace(awaiting("ann", "shop"), is_prediction=predicts), 10)
 
 
 def test_while_all_come_together_a_peer_may_begin_anew_until_it_was_sent_something() -> None:
     with shop() as (listener, link):
-        link.meets = True
+        link.is_meeting = True
         for at in range(3):
             with listener.accept() as connection:
                 connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
@@ -200,7 +200,7 @@ def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> No
 
 @pytest.mark.slow
 def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WINDOW", 3_000_000)
+    monkeypatch.setattr(module, "_MAX_UNCONFIRMED_BYTES", 3_000_000)
     monkeypatch.setattr(module, "_MAX_UNREAD_BYTES", 3_500_000)
     ends, sent, body = Ends([2, 9]), [], bytes(1_000_000)
 
@@ -223,7 +223,7 @@ def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_who_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WINDOW", 1_000_000)
+    monkeypatch.setattr(module, "_MAX_UNCONFIRMED_BYTES", 1_000_000)
     monkeypatch.setattr(module, "_MAX_UNREAD_BYTES", 1_000_000)
     monkeypatch.setattr(module, "_STALLED_S", 0.3)
     ends = Ends([])
@@ -239,7 +239,7 @@ def test_who_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_UNREAD", 2_000_000)
+    monkeypatch.setattr(module, "_MAX_BUFFERED_BYTES", 2_000_000)
     with shop(2) as (listener, link), listener.accept() as connection:
         connection.send_bytes(HELLO)
         for number in range(9):
@@ -287,7 +287,7 @@ def test_a_link_that_broke_says_so_until_it_stands_again() -> None:
         with listener.accept() as connection:
             connection.send_bytes(hello)
             connection.recv_bytes()
-            wait_until(lambda: vars(links)["_links"]["shop"].has_met_peer)
+            wait_until(lambda: vars(links)["_link_by_peer"]["shop"].has_met_peer)
             assert links.list_broken_links() == {}
             way_is_open.clear()
         wait_until(
@@ -304,9 +304,9 @@ def test_a_link_that_broke_says_so_until_it_stands_again() -> None:
             connection.recv_bytes()
             wait_until(lambda: links.list_broken_links() == {}, "that it stands again")
             connection.send_bytes(frame(4, 0, 0))
-            wait_until(lambda: vars(links)["_links"]["shop"]._heard_goodbye)
+            wait_until(lambda: vars(links)["_link_by_peer"]["shop"]._has_goodbye)
         way_is_open.clear()
-        wait_until(lambda: vars(links)["_links"]["shop"].failure, "that it has ended")
+        wait_until(lambda: vars(links)["_link_by_peer"]["shop"].failure, "that it has ended")
         assert links.list_broken_links() == {}, "who said goodbye broke nothing"
         links.close()
 
@@ -368,7 +368,7 @@ def test_who_is_not_waited_for_waits_and_all_who_are_silent_are_named(hub: Hub) 
 def test_too_few_that_are_left_are_told_at_once(hub: Hub) -> None:
     hub.lose("bob")
     with pytest.raises(PartyLeftError, match=r"^training: ann expected .*; bob closed") as told:
-        hub.awaits("bob", "cid", least=2, timeout_s=LONG_S)
+        hub.awaits("bob", "cid", min_senders=2, timeout_s=LONG_S)
     assert told.value.missing_parties == ("bob",)
     hub.ann.send_frame("bob", b"nobody hears this")
     hub.ends["cid"].send(b"still here")
@@ -381,10 +381,10 @@ def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
     monkeypatch.setattr(module, "_LAST_WORDS_S", LONG_S)
     hub.lose("cid")
     hub.ends["bob"].send(b"cid is gone")
-    assert hub.awaits("bob", needed=("cid",), timeout_s=LONG_S) == ("bob", b"cid is gone")
+    assert hub.awaits("bob", needed_peers=("cid",), timeout_s=LONG_S) == ("bob", b"cid is gone")
     monkeypatch.setattr(module, "_LAST_WORDS_S", 0.5)
     with pytest.raises(PartyLeftError, match="nothing came, and cid closed its link") as told:
-        hub.awaits("bob", needed=("cid",), timeout_s=LONG_S)
+        hub.awaits("bob", needed_peers=("cid",), timeout_s=LONG_S)
     assert told.value.missing_parties == ("cid",)
     with pytest.raises(PartyLeftError, match=r"nothing came for 0\.1 s"):  # nobody needs cid here
         hub.awaits("bob", timeout_s=0.1)

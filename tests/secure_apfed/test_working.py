@@ -297,7 +297,7 @@ def test_nothing_is_shown_under_json(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
     clock = Clock()
     tracker = StatusTracker(clock)
-    tracker.start_session("ann", ["bob", "cid"], None, meet_s=600)
+    tracker.start_session("ann", ["bob", "cid"], None, meeting_timeout_s=600)
     tracker.observe_missing({"cid": ""})
     clock.now += 12
     status = tracker.build_status()

@@ -18,9 +18,9 @@ R is a module over S = Z[Y]/(Y^U + 1), Y = X^stride, with the basis 1, X, ..., X
     answer:         sum_j A_j c_j  encrypts  sum_uk (A Y)_uk X^(u stride + k)
 
 The plaintexts stay as small as the numbers in them, and a product in R by S is `stride` products in
-S, U coefficients each. A passive adds a fresh encryption of zero, smudging noise (`headroom`) and,
-after the rounding, masks that cancel in the sum over all passives, uniform modulo 2^kept over all
-of the answer. The uniform halves of the key and of the labels are expanded from one seed.
+S, U coefficients each. A passive adds a fresh encryption of zero, smudging noise (`parameters`)
+and, after the rounding, masks that cancel in the sum over all passives, uniform modulo 2^kept over
+all of the answer. The uniform halves of the key and of the labels are expanded from one seed.
 
 Letters: U people of a ciphertext, K classes, S stride, n labels, N = U S coefficients, L digits, B
 people of a block, C ciphertexts of a block, H = U / 2 roots.
@@ -43,7 +43,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.products.ring import (
     Digits,
     ProductAgreement,
-    ProductHeadroom,
+    ProductParameters,
     Ring,
     Words,
     compute_row_limit,
@@ -69,12 +69,12 @@ from apfed_protocols.sums.seal_cipher import require_uniform_key
 
 __all__ = [
     "Candidates",
+    "CoinToss",
     "LabelValues",
     "ProductAggregator",
     "ProductAgreement",
     "ProductContributor",
     "ProductReceiver",
-    "PublicCoin",
     "SumOfProducts",
     "encrypt_labels",
     "expand_label",
@@ -94,7 +94,7 @@ class SumOfProducts(DescribedSum):
     Raises LocalProtocolError: no secure parameters fit.
     """
 
-    products: ProductAgreement
+    product_agreement: ProductAgreement
     scheme: ClassVar[str] = "products"
     unsafe: ClassVar[bool] = False
     masks: ClassVar[str] = "pairwise"
@@ -124,16 +124,22 @@ class SumOfProducts(DescribedSum):
 
     def __post_init__(self) -> None:
         """Raise LocalProtocolError if no secure parameters fit the agreement."""
-        _ = self.headroom  # computed now, since it raises if nothing fits
+        _ = self.parameters  # computed now, since it raises if nothing fits
 
     @property
     def label_bytes(self) -> int:
         """Return the bytes of memory that one encrypted label takes at a passive, transformed
         (`LabelValues`).
         """
-        headroom = self.headroom
-        powers = headroom.stride + headroom.folds * self.products.columns
-        return headroom.rows // 2 * len(headroom.widths) * powers * _COMPLEX_BYTES
+        parameters = self.parameters
+        powers = parameters.powers_per_person + parameters.folds * self.product_agreement.columns
+        return (
+            parameters.people_per_ciphertext
+            // 2
+            * len(parameters.digit_widths)
+            * powers
+            * _COMPLEX_BYTES
+        )
 
     def make_receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
         """Return the active's role with its n labels, bits of shape (labels, classes)."""
@@ -148,43 +154,43 @@ class SumOfProducts(DescribedSum):
     @property
     def agreement(self) -> SumAgreement:  # type: ignore[override]  # a field there
         """Return the agreement of the sum that the aggregator computes for each block."""
-        return self.products.blocks_sum
+        return self.product_agreement.blocks_sum
 
     @cached_property
-    def headroom(self) -> ProductHeadroom:
+    def parameters(self) -> ProductParameters:
         """Return the secure parameters that fit the agreement."""
-        return solve_products(self.products)
+        return solve_products(self.product_agreement)
 
     @cached_property
     def ring(self) -> Ring:
-        return self.headroom.ring
+        return self.parameters.ring
 
     @property
     def people_per_block(self) -> int:
         """Return the number of people in a full block."""
-        return self.headroom.ciphertexts * self.headroom.rows
+        return self.parameters.ciphertext_count * self.parameters.people_per_ciphertext
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """Return the number of blocks into which all people are divided."""
-        return -(-self.products.people // self.people_per_block)
+        return -(-self.product_agreement.people // self.people_per_block)
 
     def get_block_people(self, block: int) -> range:
         """Return the people of one block, as a range of rows of the matrices. Raises
         LocalProtocolError: no block has that number.
         """
-        if not is_whole(block) or not 0 <= block < self.blocks:
+        if not is_whole(block) or not 0 <= block < self.block_count:
             raise LocalProtocolError(
-                f"blocks of {self.products.people} people go from 0 to {self.blocks - 1}, got "
-                f"{block!r}"
+                f"blocks of {self.product_agreement.people} people go from 0 to "
+                f"{self.block_count - 1}, got {block!r}"
             )
         first = int(block) * self.people_per_block
-        return range(first, min(first + self.people_per_block, self.products.people))
+        return range(first, min(first + self.people_per_block, self.product_agreement.people))
 
     def list_parameters(self) -> Mapping[str, object]:
         """Return the public parameters, for the contract and the report."""
-        headroom = self.headroom
-        agreed = self.products
+        parameters = self.parameters
+        agreed = self.product_agreement
         return {
             **super().list_parameters(),
             "people": agreed.people,
@@ -192,11 +198,11 @@ class SumOfProducts(DescribedSum):
             "labelled": agreed.labelled,
             "security": agreed.security,
             "candidates": agreed.candidates or 0,
-            "poly_degree": headroom.degree,
-            "modulus_bits": headroom.modulus_bits,
-            "answer_bits": headroom.kept_bits,
-            "plain_bits": headroom.plain_bits,
-            "smudging_bits": headroom.smudging_bits,
+            "poly_degree": parameters.degree,
+            "modulus_bits": parameters.modulus_bits,
+            "answer_bits": parameters.answer_modulus_bits,
+            "plain_bits": parameters.plain_bits,
+            "smudging_bits": parameters.smudging_bits,
             "block_people": self.people_per_block,
         }
 
@@ -204,7 +210,7 @@ class SumOfProducts(DescribedSum):
         """Return the largest rounding error of one product, in real numbers: for each label half a
         step of fixed point of each contributor.
         """
-        return self.fixed_point.max_rounding_error * self.products.labelled
+        return self.fixed_point.max_rounding_error * self.product_agreement.labelled
 
     @property
     def readable_bits(self) -> float:
@@ -218,23 +224,25 @@ class SumOfProducts(DescribedSum):
         entropy of the noise, h + log2(deviation * sqrt(2 pi e M)) bits (Cover and Thomas 2006,
         sections 7.2 and 8.1).
         """
-        deviation = self.products.noise or 0
-        passives = len(self.products.contributors)
+        deviation = self.product_agreement.noise or 0
+        passives = len(self.product_agreement.contributors)
         privacy_entropy = 0.0
         if deviation:
             # Of the sum of M Gaussians: log2(deviation * sqrt(2 pi e M)).
             privacy_entropy = math.log2(2 * math.pi * math.e * passives * deviation**2) / 2
-        noise_entropy = self.headroom.smudging_bits + privacy_entropy
-        capacity = self.headroom.modulus_bits - noise_entropy
-        return self.products.columns * max(0.0, capacity)
+        noise_entropy = self.parameters.smudging_bits + privacy_entropy
+        capacity = self.parameters.modulus_bits - noise_entropy
+        return self.product_agreement.columns * max(0.0, capacity)
 
     @property
     def answer_bits(self) -> int:
         """Return the bits of the combined answer about one person, which bound what an active can
         read about the person by whatever messages it sends.
         """
-        headroom = self.headroom
-        return (self.products.columns + headroom.stride) * headroom.kept_bits
+        parameters = self.parameters
+        return (
+            self.product_agreement.columns + parameters.powers_per_person
+        ) * parameters.answer_modulus_bits
 
     @property
     def malicious(self) -> str:
@@ -243,11 +251,11 @@ class SumOfProducts(DescribedSum):
             "Labels of one person alone give that person's column, summed over the passives, and "
             "no single passive's. "
         )
-        if self.products.candidates is not None:
+        if self.product_agreement.candidates is not None:
             return one_person + (
                 f"An active whose key or labels are not as agreed is found out before anybody "
-                f"answers, but for one time in {self.products.candidates} of the sessions that it "
-                "begins."
+                f"answers, but for one time in {self.product_agreement.candidates} of the "
+                "sessions that it begins."
             )
         return one_person + (
             "The active is trusted to encrypt bits under a proper key; no passive can tell. "
@@ -260,18 +268,19 @@ class SumOfProducts(DescribedSum):
     @property
     def word_bytes(self) -> int:
         """Return the bytes of one number of an answer."""
-        return self.headroom.kept_bits // 8
+        return self.parameters.answer_modulus_bits // 8
 
     def count_words(self, block: int) -> Sequence[int]:
-        """Return how many words (numbers modulo 2^kept_bits) are sent for each ciphertext (c0, c1)
+        """Return how many words (numbers modulo 2^answer_modulus_bits) are sent for each ciphertext
+        (c0, c1)
         of a block: of c0 one for each person and class, of c1 all N, the ring degree.
         """
         block_people = len(self.get_block_people(block))
-        max_people = self.headroom.rows  # in one ciphertext
+        people_per_ciphertext = self.parameters.people_per_ciphertext  # in one ciphertext
         counts = []
-        for first in range(0, block_people, max_people):
-            people = min(max_people, block_people - first)
-            counts.append(people * self.products.columns + self.ring.degree)
+        for first in range(0, block_people, people_per_ciphertext):
+            people_count = min(people_per_ciphertext, block_people - first)
+            counts.append(people_count * self.product_agreement.columns + self.ring.degree)
         return counts
 
     def make_binding(self, block: int, request_digest: bytes) -> StepBinding:
@@ -283,7 +292,7 @@ class SumOfProducts(DescribedSum):
         people = self.get_block_people(block)
         rows = f"people {people.start} to {people.stop}".encode()
         return StepBinding(
-            session=self.products.session,
+            session=self.product_agreement.session,
             step=block,
             rows=hashlib.sha256(rows).digest(),
             message=request_digest,
@@ -307,10 +316,10 @@ class SumOfProducts(DescribedSum):
         """
         people = len(self.get_block_people(block))
         counts = self.count_words(block)
-        if (frame.step, frame.shape) != (block, (people, self.products.columns)):
+        if (frame.step, frame.shape) != (block, (people, self.product_agreement.columns)):
             raise RemoteProtocolError(
                 f"{sender} sent block {frame.step} of shape {frame.shape}, expected block {block} "
-                f"of shape {(people, self.products.columns)}"
+                f"of shape {(people, self.product_agreement.columns)}"
             )
         frame.require_blobs(sender, len(counts))
         expected_sizes = [count * self.word_bytes for count in counts]
@@ -329,7 +338,7 @@ class SumOfProducts(DescribedSum):
         """Return the header of a request: a frame of shape (labels, classes), that of the labels,
         without blobs.
         """
-        shape = self.products.labelled, self.products.columns
+        shape = self.product_agreement.labelled, self.product_agreement.columns
         return self.make_frames().make_frame(FrameKind.REQUEST, shape)
 
     def pack_request(self, blobs: Sequence[bytes]) -> bytes:
@@ -408,7 +417,7 @@ def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) ->
     seed = derive_key(root, b"products seed")
     secret_H = transform_polynomials(_derive_secret_key(secure_sum, root))
     # A step is q / t = 2^step_bits, modulus over plain modulus, by which labels are scaled.
-    step_bits = ring.bits - secure_sum.headroom.plain_bits
+    step_bits = ring.bits - secure_sum.parameters.plain_bits
 
     def encrypt_zero(uniform_LN: Digits, position: int) -> Digits:
         """Return -a s + e, an encryption of zero, for the uniform polynomial a, L digits of its N
@@ -439,16 +448,17 @@ class LabelValues(KeepsSecrets):
     one person, K classes, U people of a ciphertext, H = U / 2 roots.
 
     Attributes:
-        digest: SHA-256 of the request.
-        key: values of the digits of the public key (b, a) at the roots of X^N + 1, (2, L, N / 2).
-        labels: values of the digits of all encrypted labels (b, a) at the roots of Y^U + 1, (H, n,
-            F). F is L times the number of powers of X: all S of a, and of b the folds * K that
-            answers use (`ProductHeadroom.folds`).
+        request_digest: SHA-256 of the request.
+        key_values: values of the digits of the public key (b, a) at the roots of X^N + 1, (2, L, N
+            / 2).
+        label_values: values of the digits of all encrypted labels (b, a) at the roots of Y^U + 1,
+            (H, n, F). F is L times the number of powers of X: all S of a, and of b the folds * K
+            that answers use (`ProductParameters.folds`).
     """
 
-    digest: bytes
-    key: NDArray[np.complex128]
-    labels: NDArray[np.complex128]
+    request_digest: bytes
+    key_values: NDArray[np.complex128]
+    label_values: NDArray[np.complex128]
 
     @classmethod
     def from_request(
@@ -475,7 +485,7 @@ class LabelValues(KeepsSecrets):
         key hides nothing.
         """
         ring = secure_sum.ring
-        headroom = secure_sum.headroom
+        parameters = secure_sum.parameters
         sender = secure_sum.agreement.receiver
         seed = blobs[0]
         if len(seed) != _BYTES:
@@ -483,15 +493,19 @@ class LabelValues(KeepsSecrets):
                 f"{sender} sent a seed of {len(seed)} bytes, expected {_BYTES}"
             )
         public_key = ring.parse_digits(blobs[1], sender=sender), _expand_key(ring, seed)
-        words_2N = np.stack([ring.round_digits(half, headroom.kept_bits) for half in public_key])
+        words_2N = np.stack(
+            [ring.round_digits(half, parameters.answer_modulus_bits) for half in public_key]
+        )
         # Called for its exception only: a key that hides nothing.
-        require_uniform_key(words_2N, 1 << headroom.kept_bits, sender=sender)
-        powers_of_b = headroom.folds * secure_sum.products.columns
-        powers = len(ring.widths) * (headroom.stride + powers_of_b)
+        require_uniform_key(words_2N, 1 << parameters.answer_modulus_bits, sender=sender)
+        powers_of_b = parameters.folds * secure_sum.product_agreement.columns
+        powers = len(ring.widths) * (parameters.powers_per_person + powers_of_b)
         # The first two blobs are seed and key; one b of each label follows.
         label_blobs = blobs[2:]
-        values_HnF = np.empty((headroom.rows // 2, len(label_blobs), powers), dtype=np.complex128)
-        shape_LUS = (-1, headroom.rows, headroom.stride)
+        values_HnF = np.empty(
+            (parameters.people_per_ciphertext // 2, len(label_blobs), powers), dtype=np.complex128
+        )
+        shape_LUS = (-1, parameters.people_per_ciphertext, parameters.powers_per_person)
         for position, blob in enumerate(label_blobs):
             shift = shifts[position] if shifts else 0
             a_LN = ring.centre_digits(expand_label(ring, seed, position))
@@ -503,9 +517,9 @@ class LabelValues(KeepsSecrets):
             values_HnF[:, position] = transform_polynomials(digits_LFU).reshape(powers, -1).T
         centred_2LN = np.stack([ring.centre_digits(half_LN) for half_LN in public_key])
         return cls(
-            digest=hashlib.sha256(request).digest(),
-            key=transform_polynomials(centred_2LN),
-            labels=values_HnF,
+            request_digest=hashlib.sha256(request).digest(),
+            key_values=transform_polynomials(centred_2LN),
+            label_values=values_HnF,
         )
 
 
@@ -560,8 +574,10 @@ class Candidates(KeepsSecrets):
         self._frames = frames
         self._classes_n = classes_n
         self._open_lock = threading.Lock()
-        self._roots = [fresh_key() for _ in range(secure_sum.products.candidates or 0)]
-        hashes = [_hash_candidate(secure_sum, root) for root in self._roots]
+        self._root_secrets = [
+            fresh_key() for _ in range(secure_sum.product_agreement.candidates or 0)
+        ]
+        hashes = [_hash_candidate(secure_sum, root) for root in self._root_secrets]
         self._hashes = b"".join(hashes)
         self.commitment = secure_sum.pack_request((self._hashes,))
 
@@ -581,25 +597,27 @@ class Candidates(KeepsSecrets):
             LocalProtocolError: the candidates were opened before.
         """
         self._frames.require_own_process()  # before the lock, which a forked copy may hold forever
-        described = self._sum_of_products
-        chosen = _parse_challenges(described, self._frames, challenges, self._hashes)
+        sum_of_products = self._sum_of_products
+        chosen_candidate = _parse_challenges(
+            sum_of_products, self._frames, challenges, self._hashes
+        )
         with self._open_lock:
-            if not self._roots:
+            if not self._root_secrets:
                 raise LocalProtocolError("the candidates of this request were opened already")
-            roots = self._roots
-            self._roots = []
-        chosen_root = roots.pop(chosen)  # the remaining roots are revealed
-        columns = described.products.columns
-        random_classes_n = _draw_classes(described, chosen_root)
+            roots = self._root_secrets
+            self._root_secrets = []
+        chosen_root = roots.pop(chosen_candidate)  # the remaining roots are revealed
+        columns = sum_of_products.product_agreement.columns
+        random_classes_n = _draw_classes(sum_of_products, chosen_root)
         # By so many classes each of the candidate's random labels is moved to the true class.
         shifts_n = ((self._classes_n - random_classes_n) % columns).astype(_SHIFT)
         one_hot_nK = np.eye(columns, dtype=np.int64)[random_classes_n]
-        label_blobs = encrypt_labels(described, chosen_root, one_hot_nK)
+        label_blobs = encrypt_labels(sum_of_products, chosen_root, one_hot_nK)
         blobs = (b"".join(roots), shifts_n.tobytes(), *label_blobs)
-        return described.pack_request(blobs), _derive_secret_key(described, chosen_root)
+        return sum_of_products.pack_request(blobs), _derive_secret_key(sum_of_products, chosen_root)
 
 
-class PublicCoin(KeepsSecrets):
+class CoinToss(KeepsSecrets):
     """A passive's part in the coin toss among all passives that chooses the candidate to use (step
     2 above).
     """
@@ -618,24 +636,26 @@ class PublicCoin(KeepsSecrets):
 
         Raises RemoteProtocolError: the commitment is malformed.
         """
-        agreed = secure_sum.products
-        (self.hashes,) = secure_sum.parse_request(commitment, 1)
-        if len(self.hashes) != _BYTES * (agreed.candidates or 0):
+        agreed = secure_sum.product_agreement
+        (self.candidate_hashes,) = secure_sum.parse_request(commitment, 1)
+        if len(self.candidate_hashes) != _BYTES * (agreed.candidates or 0):
             raise RemoteProtocolError(
-                f"{agreed.receiver} commits to {len(self.hashes)} bytes of requests, expected "
-                f"{_BYTES * (agreed.candidates or 0)}"
+                f"{agreed.receiver} commits to {len(self.candidate_hashes)} bytes of requests, "
+                f"expected {_BYTES * (agreed.candidates or 0)}"
             )
         self.me = me
         self._names = agreed.contributors
         self._frames = frames
-        self._candidates = agreed.candidates or 1
+        self._candidate_count = agreed.candidates or 1
         # By passive: its random bytes, once they are revealed, and the hash that commits to them.
-        self._coins = {me: fresh_key()}
-        self._commitments: dict[str, bytes] = {}
+        self._random_bytes_by_passive = {me: fresh_key()}
+        self._commitment_by_passive: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
         """Return the messages with the hash of this party's random bytes to every other passive."""
-        return self._address_to_all(self._compute_commitment(self.me, self._coins[self.me]))
+        return self._address_to_all(
+            self._compute_commitment(self.me, self._random_bytes_by_passive[self.me])
+        )
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take another passive's message of the coin toss: first the hash that commits to its
@@ -644,28 +664,32 @@ class PublicCoin(KeepsSecrets):
 
         Raises RemoteProtocolError: the message is out of turn, or the bytes do not match the hash.
         """
-        if sender not in self._names or sender == self.me or sender in self._coins:
+        if (
+            sender not in self._names
+            or sender == self.me
+            or sender in self._random_bytes_by_passive
+        ):
             raise RemoteProtocolError(f"{sender} sent {self.me} a message of a coin out of turn")
         frame = self._frames.parse_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _BYTES:
             raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
         content = frame.blobs[0]
-        if sender in self._commitments:
-            if self._compute_commitment(sender, content) != self._commitments[sender]:
+        if sender in self._commitment_by_passive:
+            if self._compute_commitment(sender, content) != self._commitment_by_passive[sender]:
                 raise RemoteProtocolError(
                     f"{sender} sent other bytes for the coin than it promised, or got other hashes "
                     f"of {self._frames.agreement.receiver}"
                 )
-            self._coins[sender] = content
+            self._random_bytes_by_passive[sender] = content
             return ()
-        self._commitments[sender] = content
+        self._commitment_by_passive[sender] = content
         # This party's own bytes stay secret until all the others are bound to theirs.
-        all_are_bound = len(self._commitments) == len(self._names) - 1
-        return self._address_to_all(self._coins[self.me]) if all_are_bound else ()
+        all_are_bound = len(self._commitment_by_passive) == len(self._names) - 1
+        return self._address_to_all(self._random_bytes_by_passive[self.me]) if all_are_bound else ()
 
     @property
     def is_finished(self) -> bool:
-        return len(self._coins) == len(self._names)
+        return len(self._random_bytes_by_passive) == len(self._names)
 
     @property
     def chosen_candidate(self) -> int:
@@ -675,19 +699,21 @@ class PublicCoin(KeepsSecrets):
         """
         if not self.is_finished:
             raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
-        coins = b"".join(self._coins[name] for name in self._names)
-        digest = hashlib.sha256(b"products coin" + self.hashes + coins).digest()
-        return int.from_bytes(digest, "big") % self._candidates
+        coins = b"".join(self._random_bytes_by_passive[name] for name in self._names)
+        digest = hashlib.sha256(b"products coin" + self.candidate_hashes + coins).digest()
+        return int.from_bytes(digest, "big") % self._candidate_count
 
     def pack_challenge(self) -> bytes:
         """Encode this passive's message to the active with the outcome of the toss."""
-        return self._frames.pack_setup(_encode_challenge(self.chosen_candidate, self.hashes))
+        return self._frames.pack_setup(
+            _encode_challenge(self.chosen_candidate, self.candidate_hashes)
+        )
 
     def _compute_commitment(self, name: str, coin: bytes) -> bytes:
         """Return the hash by which the passive `name` commits to its random bytes `coin`. It covers
         the candidates' hashes, too, so that passives with other hashes notice.
         """
-        fields = (b"products promise", name.encode(), self.hashes, coin)
+        fields = (b"products promise", name.encode(), self.candidate_hashes, coin)
         framed = b"".join(len(content).to_bytes(4, "big") + content for content in fields)
         return hashlib.sha256(framed).digest()
 
@@ -697,7 +723,7 @@ class PublicCoin(KeepsSecrets):
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
-def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
+def _audit_request(secure_sum: SumOfProducts, coin_toss: CoinToss, request: bytes) -> LabelValues:
     """Check at a passive that the active encrypted its labels as agreed (cut and choose): recompute
     every candidate request whose secret bytes the active revealed, and compare its hash with the
     active's commitment. Return the transforms of the encrypted labels of the chosen candidate.
@@ -710,8 +736,8 @@ def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) 
 
     Raises RemoteProtocolError: the active cheated, or the message is malformed.
     """
-    agreed = secure_sum.products
-    chosen = coin.chosen_candidate
+    agreed = secure_sum.product_agreement
+    chosen_candidate = coin_toss.chosen_candidate
     # Secret bytes, shifts, seed and key, then one encrypted label each.
     blobs = secure_sum.parse_request(request, 4 + agreed.labelled)
     roots, shift_bytes, *chosen_blobs = blobs
@@ -720,7 +746,7 @@ def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) 
     shifts = np.frombuffer(shift_bytes[:even_size], _SHIFT)
     sizes = len(roots), len(shift_bytes)
     # A root for every candidate but the chosen one, as many bytes as a hash; a shift a label.
-    expected_sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
+    expected_sizes = len(coin_toss.candidate_hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
     if sizes != expected_sizes or shifts.max(initial=0) >= agreed.columns:
         raise RemoteProtocolError(
             f"{agreed.receiver} opened requests in {sizes[0]} bytes and shifts labels in "
@@ -731,8 +757,8 @@ def _audit_request(secure_sum: SumOfProducts, coin: PublicCoin, request: bytes) 
         _hash_candidate(secure_sum, roots[start : start + _BYTES])
         for start in range(0, len(roots), _BYTES)
     ]
-    hashes.insert(chosen, _hash_request(secure_sum.pack_request(chosen_blobs)))
-    if b"".join(hashes) != coin.hashes:
+    hashes.insert(chosen_candidate, _hash_request(secure_sum.pack_request(chosen_blobs)))
+    if b"".join(hashes) != coin_toss.candidate_hashes:
         raise RemoteProtocolError(
             f"{agreed.receiver} cheated: the requests that it opened, or the one that is kept, are "
             "not those that it committed to; nothing is answered"
@@ -746,7 +772,7 @@ def _draw_classes(secure_sum: SumOfProducts, root: bytes) -> IntArray:
     """Return the random classes of the n labels of a candidate request, (n,), derived from its
     secret bytes `root`; they are uniform to within 2^-50.
     """
-    agreed = secure_sum.products
+    agreed = secure_sum.product_agreement
     key = derive_key(root, b"products classes")
     words = np.frombuffer(keystream(key, length=8 * agreed.labelled), "<u8")
     return (words % np.uint64(agreed.columns)).astype(np.int64)
@@ -757,7 +783,7 @@ def _hash_candidate(secure_sum: SumOfProducts, root: bytes) -> bytes:
     `root`, and return the hash by which the active commits to it.
     """
     classes_n = _draw_classes(secure_sum, root)
-    one_hot_nK = np.eye(secure_sum.products.columns, dtype=np.int64)[classes_n]
+    one_hot_nK = np.eye(secure_sum.product_agreement.columns, dtype=np.int64)[classes_n]
     blobs = encrypt_labels(secure_sum, root, one_hot_nK)
     return _hash_request(secure_sum.pack_request(blobs))
 
@@ -788,7 +814,7 @@ def _parse_challenges(
     Raises RemoteProtocolError: a passive's challenge is missing, or the challenges differ or name
     no candidate.
     """
-    agreed = secure_sum.products
+    agreed = secure_sum.product_agreement
     if set(challenges) != set(agreed.contributors):
         raise RemoteProtocolError(
             f"{agreed.receiver} waits for a challenge of each of {', '.join(agreed.contributors)}, "
@@ -828,10 +854,10 @@ class ProductReceiver(SumReceiver):
         # The transform of the secret key, and the request with its digest, once they are made.
         self._secret: NDArray[np.complex128] | None = None
         self._request = b""
-        self._digest = b""
+        self._request_digest = b""
         self._candidates: Candidates | None = None
-        bits_nK = _check_bits(labels_nK, secure_sum.products)
-        if secure_sum.products.candidates is not None:
+        bits_nK = _check_bits(labels_nK, secure_sum.product_agreement)
+        if secure_sum.product_agreement.candidates is not None:
             self._candidates = Candidates(secure_sum, frames, bits_nK.argmax(axis=1))
             return
         root = fresh_key()
@@ -873,7 +899,7 @@ class ProductReceiver(SumReceiver):
         """
         self._request = request
         self._secret = transform_polynomials(secret_N)
-        self._digest = hashlib.sha256(request).digest()
+        self._request_digest = hashlib.sha256(request).digest()
 
     def open_block(self, block: int, combined: bytes) -> FloatArray:
         """Decrypt the sum of products of one block of people; return it as float64, (people,
@@ -884,10 +910,15 @@ class ProductReceiver(SumReceiver):
         Raises RemoteProtocolError: the message is malformed or about another block, or its sum is
         out of range; the secret key is destroyed then.
         """
-        described = self._sum
+        sum_of_products = self._sum
         self.make_request()  # raises if no labels were sent yet
-        shape = len(described.get_block_people(block)), described.products.columns
-        return self.decode(combined, shape, described.make_binding(block, self._digest))
+        shape = (
+            len(sum_of_products.get_block_people(block)),
+            sum_of_products.product_agreement.columns,
+        )
+        return self.decode(
+            combined, shape, sum_of_products.make_binding(block, self._request_digest)
+        )
 
     def _decrypt_sum(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Decrypt the sum of products of one block; return real numbers, (people, classes).
@@ -900,23 +931,29 @@ class ProductReceiver(SumReceiver):
 
         Raises RemoteProtocolError: the message is malformed, or noise or sum are out of range.
         """
-        described = self._sum
-        headroom = self._sum.headroom
-        columns = described.products.columns
-        words = described.parse_words(frame, binding.step, sender=described.agreement.aggregator)
+        sum_of_products = self._sum
+        parameters = self._sum.parameters
+        columns = sum_of_products.product_agreement.columns
+        words = sum_of_products.parse_words(
+            frame, binding.step, sender=sum_of_products.agreement.aggregator
+        )
         integers_BK = np.empty(frame.shape, dtype=np.int64)
         start = 0
         # One ciphertext after the other: K numbers of c0 for each person, then all N of c1.
-        for index, count in enumerate(described.count_words(binding.step)):
-            people = (count - described.ring.degree) // columns
-            c0, c1_N = np.split(words[start : start + count], [people * columns])
-            product_US = self._multiply_by_secret(c1_N).reshape(headroom.rows, headroom.stride)
-            phase_UK = c0.reshape(people, columns) + self._fold_classes(product_US[:people])
-            first = index * headroom.rows
-            integers_BK[first : first + people] = self._round_to_steps(phase_UK, binding)
-            start += count
+        for ciphertext_index, word_count in enumerate(sum_of_products.count_words(binding.step)):
+            people_count = (word_count - sum_of_products.ring.degree) // columns
+            c0, c1_N = np.split(words[start : start + word_count], [people_count * columns])
+            product_US = self._multiply_by_secret(c1_N).reshape(
+                parameters.people_per_ciphertext, parameters.powers_per_person
+            )
+            phase_UK = c0.reshape(people_count, columns) + self._fold_classes(
+                product_US[:people_count]
+            )
+            first = ciphertext_index * parameters.people_per_ciphertext
+            integers_BK[first : first + people_count] = self._round_to_steps(phase_UK, binding)
+            start += word_count
         self._require_range(integers_BK, binding)
-        return described.fixed_point.dequantise_sum(integers_BK)
+        return sum_of_products.fixed_point.dequantise_sum(integers_BK)
 
     def _fold_classes(self, product_US: Words) -> Words:
         """Return one number for each person and class, (U, K), from the S coefficients for each of
@@ -926,8 +963,8 @@ class ProductReceiver(SumReceiver):
         the coefficients of X^k and X^(k + K), since a label that was shifted to class k is at one
         of the two.
         """
-        folds = self._sum.headroom.folds
-        columns = self._sum.products.columns
+        folds = self._sum.parameters.folds
+        columns = self._sum.product_agreement.columns
         used = product_US[:, : folds * columns].reshape(-1, folds, columns)
         folded: Words = used.sum(axis=1, dtype=np.uint64)
         return folded
@@ -940,7 +977,7 @@ class ProductReceiver(SumReceiver):
         """
         assert self._secret is not None
         total_N = np.zeros_like(c1_N)
-        for shift in range(0, self._sum.headroom.kept_bits, 16):
+        for shift in range(0, self._sum.parameters.answer_modulus_bits, 16):
             digit_N = (c1_N >> np.uint64(shift)) & np.uint64(2**16 - 1)
             product_N = invert_transform(transform_polynomials(digit_N) * self._secret)
             integers_N = np.rint(product_N).astype(np.int64)
@@ -948,32 +985,39 @@ class ProductReceiver(SumReceiver):
         return total_N
 
     def _round_to_steps(self, phase: Words, binding: StepBinding) -> IntArray:
-        """Round the phase c0 + c1 s (a decrypted ciphertext with its noise), modulo 2^kept_bits, to
-        multiples of q / t; return the multiples, integers in [-t/2, t/2).
+        """Round the phase c0 + c1 s (a decrypted ciphertext with its noise), modulo
+        2^answer_modulus_bits, to multiples of q / t; return the multiples, integers in [-t/2, t/2).
 
         Raises RemoteProtocolError, about the step of `binding`: the noise that rounding removes is
         beyond the bound of honest answers.
         """
-        headroom = self._sum.headroom
+        parameters = self._sum.parameters
         # Moved to the top of the word and back, which extends the sign.
-        unused_bits = np.uint64(64 - headroom.kept_bits)
+        unused_bits = np.uint64(64 - parameters.answer_modulus_bits)
         signed = (phase << unused_bits).view(np.int64) >> np.int64(unused_bits)
-        step_bits = headroom.kept_bits - headroom.plain_bits
+        step_bits = parameters.answer_modulus_bits - parameters.plain_bits
         integers = (signed + (1 << (step_bits - 1))) >> step_bits
         noise = signed - (integers << step_bits)
-        if not -headroom.noise_bound <= noise.min() <= noise.max() <= headroom.noise_bound:
+        if (
+            not -parameters.max_answer_noise
+            <= noise.min()
+            <= noise.max()
+            <= parameters.max_answer_noise
+        ):
             raise self._make_range_error(binding)
-        half = 1 << (headroom.plain_bits - 1)
+        half = 1 << (parameters.plain_bits - 1)
         return np.where(integers == half, -half, integers)
 
     def _require_range(self, integers_BK: IntArray, binding: StepBinding) -> None:
         """Raise RemoteProtocolError, about the step of `binding`, if one of the sums `integers_BK`,
         (people, classes) in steps of fixed point, is larger than honest passives can add up to.
         """
-        described = self._sum
-        largest_noise = described.fixed_point.max_contribution - described.fixed_point.max_level
-        largest_product = compute_row_limit(described.products)
-        passives = len(described.agreement.contributors)
+        sum_of_products = self._sum
+        largest_noise = (
+            sum_of_products.fixed_point.max_contribution - sum_of_products.fixed_point.max_level
+        )
+        largest_product = compute_row_limit(sum_of_products.product_agreement)
+        passives = len(sum_of_products.agreement.contributors)
         limit = passives * (largest_product + largest_noise)
         if not -limit <= integers_BK.min() <= integers_BK.max() <= limit:
             raise self._make_range_error(binding)
@@ -991,10 +1035,10 @@ class ProductContributor(Role):
         others = [name for name in secure_sum.agreement.contributors if name != me]
         secure_sum.agreement.find_position(me)  # raises if `me` is no contributor
         self.me = me
-        self._products = secure_sum
+        self._sum_of_products = secure_sum
         self._seeds = PairwiseSeeds(me, others, frames)
-        self._coin: PublicCoin | None = None
-        self._labels: LabelValues | None = None
+        self._coin_toss: CoinToss | None = None
+        self._label_values: LabelValues | None = None
         super().__init__(frames, self._seeds)
 
     def toss_coin(self, commitment: bytes) -> Conversation:
@@ -1007,15 +1051,15 @@ class ProductContributor(Role):
             LocalProtocolError: the agreement has no candidates.
             RemoteProtocolError: the commitment is malformed, or the active sent one before.
         """
-        described = self._products
-        if described.products.candidates is None:
+        described = self._sum_of_products
+        if described.product_agreement.candidates is None:
             raise LocalProtocolError("this agreement has no candidates: accept the request")
-        if self._coin is not None:
+        if self._coin_toss is not None:
             raise RemoteProtocolError(
                 f"{described.agreement.receiver} sent a second commitment to {self.me}"
             )
-        self._coin = PublicCoin(self.me, described, self._frames, commitment)
-        return self._coin
+        self._coin_toss = CoinToss(self.me, described, self._frames, commitment)
+        return self._coin_toss
 
     def pack_challenge(self) -> bytes:
         """Return the message to the active that names the chosen candidate. Raises
@@ -1023,11 +1067,11 @@ class ProductContributor(Role):
         """
         return self._require_coin().pack_challenge()
 
-    def _require_coin(self) -> PublicCoin:
+    def _require_coin(self) -> CoinToss:
         """Return this passive's coin toss. Raises LocalProtocolError: no toss began yet."""
-        if self._coin is None:
+        if self._coin_toss is None:
             raise LocalProtocolError(f"{self.me} has tossed no coin yet")
-        return self._coin
+        return self._coin_toss
 
     def accept_request(self, request: bytes) -> None:
         """Take the active's message with the encrypted labels, once, and store their transforms. If
@@ -1036,16 +1080,16 @@ class ProductContributor(Role):
         Raises RemoteProtocolError: the message is malformed, the active sent one before, or it
         cheated.
         """
-        described = self._products
-        if self._labels is not None:
+        described = self._sum_of_products
+        if self._label_values is not None:
             raise RemoteProtocolError(
                 f"{described.agreement.receiver} sent a second request to {self.me}"
             )
-        if described.products.candidates is not None:
-            self._labels = _audit_request(described, self._require_coin(), request)
+        if described.product_agreement.candidates is not None:
+            self._label_values = _audit_request(described, self._require_coin(), request)
             return
-        blobs = described.parse_request(request, 2 + described.products.labelled)
-        self._labels = LabelValues.from_request(described, request, blobs)
+        blobs = described.parse_request(request, 2 + described.product_agreement.labelled)
+        self._label_values = LabelValues.from_request(described, request, blobs)
 
     def answer_block(
         self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None
@@ -1064,18 +1108,18 @@ class ProductContributor(Role):
         Raises LocalProtocolError: rows or noise do not fit, the block was answered before, or the
         labels or the set-up are missing.
         """
-        described = self._products
-        shape = len(described.get_block_people(block)), described.products.columns
+        described = self._sum_of_products
+        shape = len(described.get_block_people(block)), described.product_agreement.columns
         integers_Bn = self._quantise_rows(rows_Bn, shape[0])
         if noise_BK is not None or described.agreement.noise is not None:
             noise_BK = described.fixed_point.check_noise(noise_BK, shape)
-        if self._labels is None:
+        if self._label_values is None:
             raise LocalProtocolError(f"{self.me} has no labels yet; accept the request first")
         self._seeds.require_completion()
-        binding = described.make_binding(block, self._labels.digest)
+        binding = described.make_binding(block, self._label_values.request_digest)
         self._frames.begin_step(binding)
         # L digits of a number, C ciphertexts of U people each, K classes, N coefficients.
-        c0_LCUK, c1_LCN = self._compute_ciphertexts(integers_Bn, self._labels)
+        c0_LCUK, c1_LCN = self._compute_ciphertexts(integers_Bn, self._label_values)
         words = self._round_to_words(c0_LCUK, c1_LCN, noise_BK, shape)
         self._seeds.add_cancelling_masks(binding, words)
         blobs = described.pack_words(words, block)
@@ -1090,8 +1134,8 @@ class ProductContributor(Role):
         `rows_Un`: rows of this passive's matrix for all people, (people, labels). `noise_UK`:
         integer noise for all people, in steps of fixed point, (people, classes); None: no noise.
         """
-        for block in range(self._products.blocks):
-            people = self._products.get_block_people(block)
+        for block in range(self._sum_of_products.block_count):
+            people = self._sum_of_products.get_block_people(block)
             rows = slice(people.start, people.stop)
             noise_BK = None if noise_UK is None else noise_UK[rows]
             yield self.answer_block(block, rows_Un[rows], noise_BK)
@@ -1104,8 +1148,8 @@ class ProductContributor(Role):
         Raises LocalProtocolError: the rows have another shape, or the magnitudes of a row add up to
         more than the agreement's `row_bound`.
         """
-        agreed = self._products.products
-        levels = self._products.fixed_point.max_level
+        agreed = self._sum_of_products.product_agreement
+        levels = self._sum_of_products.fixed_point.max_level
         if check_matrix(rows_Bn).shape != (people, agreed.labelled):
             raise LocalProtocolError(
                 f"the block has rows of shape {(people, agreed.labelled)}, got {rows_Bn.shape}"
@@ -1136,22 +1180,22 @@ class ProductContributor(Role):
         Returns:
             Of c0 one number for each person and class, (L, C, U, K); and all of c1, (L, C, N).
         """
-        headroom = self._products.headroom
-        ring = self._products.ring
-        columns = self._products.products.columns
+        parameters = self._sum_of_products.parameters
+        ring = self._sum_of_products.ring
+        columns = self._sum_of_products.product_agreement.columns
         digits = len(ring.widths)
         products_LCUF = self._multiply_labels(integers_Bn, labels)
         count = products_LCUF.shape[1]
         zeros_2LCN = self._encrypt_zeros(labels, count)
-        shape_LCUS = (digits, count, headroom.rows, -1)
+        shape_LCUS = (digits, count, parameters.people_per_ciphertext, -1)
         zeros_c0_LCUS = zeros_2LCN[0].reshape(shape_LCUS)
         zeros_c1_LCUS = zeros_2LCN[1].reshape(shape_LCUS)
-        c1_LCUS = np.rint(products_LCUF[..., : headroom.stride] + zeros_c1_LCUS)
-        c0_LCUF = products_LCUF[..., headroom.stride :]
-        c0_LCUF = c0_LCUF + zeros_c0_LCUS[..., : headroom.folds * columns]
+        c1_LCUS = np.rint(products_LCUF[..., : parameters.powers_per_person] + zeros_c1_LCUS)
+        c0_LCUF = products_LCUF[..., parameters.powers_per_person :]
+        c0_LCUF = c0_LCUF + zeros_c0_LCUS[..., : parameters.folds * columns]
         c0_LCUF = np.rint(c0_LCUF).astype(np.int64)
         # With candidates a class stands at two powers of X, which are added here (folds).
-        c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], headroom.folds, columns).sum(axis=3)
+        c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], parameters.folds, columns).sum(axis=3)
         c1_LCN = c1_LCUS.astype(np.int64).reshape(digits, count, ring.degree)
         # The error of c1; the smudging noise covers the error of c0.
         c1_LCN[0] += draw_centred_binomial(count * ring.degree).reshape(count, -1)
@@ -1165,14 +1209,14 @@ class ProductContributor(Role):
         `integers_Bn`: the rows in steps of fixed point, (people, labels). `labels`: the transforms
         of the encrypted labels at H = U / 2 roots.
         """
-        rows = self._products.headroom.rows
-        digits = len(self._products.ring.widths)
+        rows = self._sum_of_products.parameters.people_per_ciphertext
+        digits = len(self._sum_of_products.ring.widths)
         count = math.ceil(len(integers_Bn) / rows)
         padded = np.zeros((count * rows, integers_Bn.shape[1]))
         padded[: len(integers_Bn)] = integers_Bn
         values_CnH = transform_polynomials(padded.reshape(count, rows, -1).swapaxes(1, 2))
         # At each root, products of values are values of products of polynomials; summed over n.
-        products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
+        products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.label_values
         products_CFU = invert_transform(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
         products_CLFU = products_CFU.reshape(count, digits, -1, rows)
         return products_CLFU.transpose(1, 0, 3, 2)
@@ -1184,22 +1228,24 @@ class ProductContributor(Role):
 
         `labels`: has the transform of the public key.
         """
-        u_CN = draw_ternary(count * self._products.ring.degree).reshape(count, -1)
-        return invert_transform(labels.key[:, :, None] * transform_polynomials(u_CN))
+        u_CN = draw_ternary(count * self._sum_of_products.ring.degree).reshape(count, -1)
+        return invert_transform(labels.key_values[:, :, None] * transform_polynomials(u_CN))
 
     def _smudge(self, c0_LCUK: Digits) -> None:
         """Add to c0, in place, the uniform noise that hides this passive's rows and errors in the
         noise of its ciphertexts (smudging). Axes of `c0_LCUK`: L digits, C ciphertexts, U people of
         one, K classes.
         """
-        self._products.ring.add_uniform(c0_LCUK, self._products.headroom.smudging_bits)
+        self._sum_of_products.ring.add_uniform(
+            c0_LCUK, self._sum_of_products.parameters.smudging_bits
+        )
 
     def _round_to_words(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
-        """Return the words (numbers modulo 2^kept_bits) of a block's message: the numbers of c0 and
-        c1 of each ciphertext in turn, divided and rounded to `kept_bits`. The noise for
-        differential privacy is added to c0.
+        """Return the words (numbers modulo 2^answer_modulus_bits) of a block's message: the numbers
+        of c0 and c1 of each ciphertext in turn, divided and rounded to `answer_modulus_bits`. The
+        noise for differential privacy is added to c0.
 
         Args:
             c0_LCUK, c1_LCN: halves of the C ciphertexts in L digits: U people and K classes of c0,
@@ -1207,18 +1253,20 @@ class ProductContributor(Role):
             noise_BK: integer noise in steps of fixed point, (people, classes); None: no noise.
             shape: (people of the block, classes).
         """
-        headroom = self._products.headroom
-        ring = self._products.ring
+        parameters = self._sum_of_products.parameters
+        ring = self._sum_of_products.ring
         people, columns = shape
-        c0_BK = ring.round_digits(c0_LCUK, headroom.kept_bits).reshape(-1, columns)[:people]
+        c0_BK = ring.round_digits(c0_LCUK, parameters.answer_modulus_bits).reshape(-1, columns)[
+            :people
+        ]
         if noise_BK is not None:
-            step_bits = np.uint64(headroom.kept_bits - headroom.plain_bits)
+            step_bits = np.uint64(parameters.answer_modulus_bits - parameters.plain_bits)
             c0_BK = c0_BK + (noise_BK.view(np.uint64) << step_bits)
-        c1_CN = ring.round_digits(c1_LCN, headroom.kept_bits)
+        c1_CN = ring.round_digits(c1_LCN, parameters.answer_modulus_bits)
         words: list[Words] = []
         for index, c1_N in enumerate(c1_CN):
-            first = index * headroom.rows
-            c0 = c0_BK[first : first + headroom.rows].reshape(-1)
+            first = index * parameters.people_per_ciphertext
+            c0 = c0_BK[first : first + parameters.people_per_ciphertext].reshape(-1)
             words += [c0, c1_N]
         return np.concatenate(words)
 
@@ -1228,7 +1276,7 @@ class ProductAggregator(Role):
 
     def __init__(self, secure_sum: SumOfProducts) -> None:
         """Make the role, which has no set-up."""
-        self._products = secure_sum
+        self._sum_of_products = secure_sum
         super().__init__(secure_sum.make_frames(), NoSetup())
 
     def combine_block(self, block: int, answers: Mapping[str, bytes]) -> bytes:
@@ -1240,13 +1288,13 @@ class ProductAggregator(Role):
         Raises RemoteProtocolError: an answer is missing or malformed, or the answers are to
         different labels.
         """
-        described = self._products
+        described = self._sum_of_products
         described.get_block_people(block)  # raises if there is no such block
         frames = self._frames.parse_contributions(answers, binding_digest=None)
         names = described.agreement.contributors
         total = described.parse_words(frames[0], block, sender=names[0])
         for name, frame in zip(names[1:], frames[1:], strict=True):
-            # Modulo 2^64; what exceeds kept_bits is dropped when the words are packed.
+            # Modulo 2^64; what exceeds answer_modulus_bits is dropped when the words are packed.
             total = total + described.parse_words(frame, block, sender=name)
         return self._frames.pack_sum(frames, described.pack_words(total, block))
 

@@ -4,7 +4,7 @@ Polynomials modulo X^N + 1 and a power of two, by Fourier transforms of their di
 
 Run by: the active and the passives of a sum of products. A coefficient modulo 2^k is a row of
 digits; a product of polynomials is one of digits with small integers, in float64, rounded. The
-digits are as narrow as `bound_product_error` asks for, so that what is rounded lies within a
+digits are as narrow as `bound_fft_error` asks for, so that what is rounded lies within a
 quarter of the integer, whatever the numbers are: no secret and no number of a peer decides whether
 it does.
 
@@ -263,7 +263,7 @@ def invert_transform(values_H: Spectrum) -> NDArray[np.float64]:
     return np.concatenate((folded.real, folded.imag), axis=-1)
 
 
-def bound_product_error(size: int, terms: int) -> float:
+def bound_fft_error(size: int, terms: int) -> float:
     """Return a bound of the floating-point error of one coefficient of a sum of products of
     polynomials that is computed by Fourier transforms, where `terms` products of two polynomials of
     `size` coefficients are added.
@@ -384,63 +384,65 @@ class ProductAgreement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductHeadroom:
+class ProductParameters:
     """The parameters that fit an agreement on products.
 
     Attributes:
         degree: N, the ring degree.
         modulus_bits: k; q = 2^k.
-        kept_bits: log2 of the modulus of an answer.
+        answer_modulus_bits: log2 of the modulus of an answer.
         plain_bits: log2 of the plain modulus t.
         smudging_bits: h; smudging noise is uniform on 2^h integers.
-        noise_bound: largest noise of an honest combined answer, modulo 2^kept_bits; an answer with
+        max_answer_noise: largest noise of an honest combined answer, modulo
+            2^answer_modulus_bits; an answer with
             more noise was altered.
         folds: numbers of a ciphertext that are added to one number of the answer: 2 with
             candidates, whose classes are shifted by up to K, else 1. With 2, B doubles, and so do
             the roundings of r s.
-        stride: S, powers of X for one person, the least power of two that is folds * K or more.
-        ciphertexts: C, the ciphertexts of a full block.
-        widths: bits of the digits of a coefficient, lowest first.
+        powers_per_person: S, powers of X for one person, the least power of two that is folds * K
+            or more.
+        ciphertext_count: C, the ciphertexts of a full block.
+        digit_widths: bits of the digits of a coefficient, lowest first.
     """
 
     degree: int
     modulus_bits: int
-    kept_bits: int
+    answer_modulus_bits: int
     plain_bits: int
     smudging_bits: int
-    noise_bound: int
+    max_answer_noise: int
     folds: int
-    stride: int
-    ciphertexts: int
-    widths: tuple[int, ...]
+    powers_per_person: int
+    ciphertext_count: int
+    digit_widths: tuple[int, ...]
 
     @property
     def ring(self) -> Ring:
-        return Ring(self.degree, self.widths)
+        return Ring(self.degree, self.digit_widths)
 
     @property
-    def rows(self) -> int:
+    def people_per_ciphertext(self) -> int:
         """Return U, the people of one ciphertext."""
-        return self.degree // self.stride
+        return self.degree // self.powers_per_person
 
 
 def compute_row_limit(agreement: ProductAgreement) -> int:
     """Return R, the largest sum of the magnitudes of a passive's row, in steps of fixed point: the
     steps in `row_bound`, and half a step of rounding for each label.
     """
-    levels = int(2 ** (agreement.bits - 1) - 1)
-    return levels + agreement.labelled // 2 + 1
+    max_level = int(2 ** (agreement.bits - 1) - 1)
+    return max_level + agreement.labelled // 2 + 1
 
 
-def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
+def solve_products(agreement: ProductAgreement) -> ProductParameters:
     """Choose the parameters of the homomorphic encryption for an agreement: those of the smallest
     ring degree with which the products are exact and secure. Raises LocalProtocolError: no ring
     degree fits.
     """
     for degree in _DEGREES:
-        headroom = _fit_degree(agreement, degree)
-        if headroom is not None:
-            return headroom
+        parameters = _fit_degree(agreement, degree)
+        if parameters is not None:
+            return parameters
     raise LocalProtocolError(
         f"a sum of products of {agreement.bits} bits with {agreement.labelled} labels and noise of "
         f"{agreement.noise or 0} steps under security {agreement.security} fits no ring degree up "
@@ -448,73 +450,89 @@ def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
     )
 
 
-def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
+def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductParameters | None:
     """Return the parameters for the ring degree N = `degree`: the products must be exact, and their
     noise must hide the passives' matrices. The bounds 1 to 5 are derived in the comment above
-    `ProductHeadroom`. Return None if no parameters meet them.
+    `ProductParameters`. Return None if no parameters meet them.
     """
     # With candidates, labels may be shifted, so that a class takes two powers of X.
     folds = 2 if agreement.candidates else 1
     # The powers of X for one person: the least power of two that is folds * K or more.
-    stride = 1 << (folds * agreement.columns - 1).bit_length()
-    rows = degree // stride  # people of a ciphertext
-    if rows < _MIN_ROWS:
+    powers_per_person = 1 << (folds * agreement.columns - 1).bit_length()
+    people_per_ciphertext = degree // powers_per_person  # people of a ciphertext
+    if people_per_ciphertext < _MIN_ROWS:
         return None
-    passives = len(agreement.contributors)
+    passive_count = len(agreement.contributors)
     row_sum = compute_row_limit(agreement)
-    values = agreement.people * agreement.columns
+    product_count = agreement.people * agreement.columns
     # Bound 1: t holds sums of all passives, of either sign.
-    largest_sum = passives * (row_sum + largest_noise(agreement.noise or 0))
+    largest_sum = passive_count * (row_sum + largest_noise(agreement.noise or 0))
     plain_bits = (2 * largest_sum).bit_length()
     # Bounds 2 and 3: B, the largest error of a passive's ciphertext, and the bits h of the
     # smudging noise that hides it.
-    own_error = folds * LARGEST_ERROR * (rows * row_sum + 2 * degree)
-    smudging_bits = (own_error * passives * values - 1).bit_length() + agreement.security
+    max_own_error = folds * LARGEST_ERROR * (people_per_ciphertext * row_sum + 2 * degree)
+    smudging_bits = (
+        max_own_error * passive_count * product_count - 1
+    ).bit_length() + agreement.security
     # Bound 4: the sum of all roundings; the answer has so many bits that it is below a quarter of
     # a step of q / t.
-    tail_nats = math.log(2) * (values.bit_length() + 1 + _TAIL_BITS)
-    roundings = math.sqrt(passives * (folds * degree + 1) * tail_nats / 2)
-    fitting_bits = [bits for bits in _KEPT_BITS if 2 ** (bits - plain_bits - 1) > 2 * roundings]
+    tail_nats = math.log(2) * (product_count.bit_length() + 1 + _TAIL_BITS)
+    max_rounding_error = math.sqrt(passive_count * (folds * degree + 1) * tail_nats / 2)
+    fitting_bits = [
+        bits for bits in _KEPT_BITS if 2 ** (bits - plain_bits - 1) > 2 * max_rounding_error
+    ]
     if not fitting_bits:
         return None
-    kept_bits = fitting_bits[0]
+    answer_modulus_bits = fitting_bits[0]
     # Bound 5: after the division by 2^(k - kept), all noise stays below half a step of q / t.
-    half_step = 2 ** (kept_bits - plain_bits - 1)
-    smudged_error = passives * (own_error + 2 ** (smudging_bits - 1))
-    min_bits = kept_bits + math.ceil(math.log2(smudged_error / (half_step - roundings - 1)))
+    half_step = 2 ** (answer_modulus_bits - plain_bits - 1)
+    smudged_error = passive_count * (max_own_error + 2 ** (smudging_bits - 1))
+    min_bits = answer_modulus_bits + math.ceil(
+        math.log2(smudged_error / (half_step - max_rounding_error - 1))
+    )
     modulus_bits = min(min_bits + _MARGIN_BITS, SECURE_MODULUS_BITS[degree])
-    widest = _find_widest_digit(agreement.labelled, rows, degree, row_sum)
-    if modulus_bits < min_bits or widest is None:
+    max_digit_bits = _find_widest_digit(agreement.labelled, people_per_ciphertext, degree, row_sum)
+    if modulus_bits < min_bits or max_digit_bits is None:
         return None
-    dropped_bits = modulus_bits - kept_bits
-    return ProductHeadroom(
+    dropped_bits = modulus_bits - answer_modulus_bits
+    return ProductParameters(
         degree=degree,
         modulus_bits=modulus_bits,
-        kept_bits=kept_bits,
+        answer_modulus_bits=answer_modulus_bits,
         plain_bits=plain_bits,
         smudging_bits=smudging_bits,
-        noise_bound=math.ceil(smudged_error / 2**dropped_bits + roundings),
+        max_answer_noise=math.ceil(smudged_error / 2**dropped_bits + max_rounding_error),
         folds=folds,
-        stride=stride,
-        ciphertexts=max(1, _BLOCK_COEFFICIENTS // degree),
-        widths=split_widths(dropped_bits, widest) + split_widths(kept_bits, widest),
+        powers_per_person=powers_per_person,
+        ciphertext_count=max(1, _BLOCK_COEFFICIENTS // degree),
+        digit_widths=split_widths(dropped_bits, max_digit_bits)
+        + split_widths(answer_modulus_bits, max_digit_bits),
     )
 
 
-def _find_widest_digit(labelled: int, rows: int, degree: int, row_sum: int) -> int | None:
+def _find_widest_digit(
+    label_count: int, people_per_ciphertext: int, degree: int, row_sum: int
+) -> int | None:
     """Return the bits of the widest digits into which coefficients can be split, so that products
     of digits computed in float64 round to the exact integers; None if that is fewer than 2 bits.
 
     Args:
-        labelled: n, the labels.
-        rows: U, the people of a ciphertext.
+        label_count: n.
+        people_per_ciphertext: U.
         degree: N, the ring degree.
         row_sum: R, the largest sum of the magnitudes of a row in steps of fixed point.
     """
     # For digits of magnitude 1: a bound of sum_j |A_j| |c_j| over the labels j, L2 norms of U
     # coefficients, by Cauchy and Schwarz: all of A has at most U rows of norm R.
-    norms = math.sqrt(labelled * rows) * row_sum * math.sqrt(rows)
+    norms = (
+        math.sqrt(label_count * people_per_ciphertext) * row_sum * math.sqrt(people_per_ciphertext)
+    )
     # The encryption of zero that is added is one product of N and N coefficients.
-    error = bound_product_error(rows, labelled) * norms + bound_product_error(degree, 1) * degree
-    widest = min(_MAX_DIGIT_BITS, math.floor(math.log2(_MAX_FLOAT_ERROR / error)) + 1)
-    return widest if widest >= 2 else None
+    max_float_error_per_unit = (
+        bound_fft_error(people_per_ciphertext, label_count) * norms
+        + bound_fft_error(degree, 1) * degree
+    )
+    max_digit_bits = min(
+        _MAX_DIGIT_BITS, math.floor(math.log2(_MAX_FLOAT_ERROR / max_float_error_per_unit)) + 1
+    )
+    return max_digit_bits if max_digit_bits >= 2 else None
