@@ -186,24 +186,24 @@ known_by_another_identity: test_exchange_agreement.py
 --- secure_apfed/methods/session_sum.py
 charged_before_counted: test_parties_apfed.py
     A question that is refused because it was answered too often costs privacy first.
--        self.count_answer(admitted, digest)
+-        self.count_answer(admitted_request, digest)
 -        noise_BD = None
 -        if self.noise is not None:
 -            noise_BD = self.noise.charge_and_draw(
 -                values_BD.shape,
--                step=admitted.step,
--                charged_rows_B=self.pick_known_rows(admitted.counted_rows),
+-                step=admitted_request.step,
+-                charged_rows_B=self.pick_known_rows(admitted_request.counted_rows),
 -                digest=digest,
 -            )
 +        noise_BD = None
 +        if self.noise is not None:
 +            noise_BD = self.noise.charge_and_draw(
 +                values_BD.shape,
-+                step=admitted.step,
-+                charged_rows_B=self.pick_known_rows(admitted.counted_rows),
++                step=admitted_request.step,
++                charged_rows_B=self.pick_known_rows(admitted_request.counted_rows),
 +                digest=digest,
 +            )
-+        self.count_answer(admitted, digest)
++        self.count_answer(admitted_request, digest)
 answer_leaves_twice: test_parties_apfed.py
     What was admitted once is answered again with other numbers.
 -        self._admitted_request = None
@@ -215,8 +215,8 @@ one_answer_more: test_parties_apfed.py
 +if most_answers > self._max_answers:
 step_through_the_gate_again: test_parties_apfed.py
     A passive learns from, and answers, one step twice.
--        if step <= self.last:
-+        if step < self.last:
+-        if step <= self.last_step:
++        if step < self.last_step:
 same_answer_in_every_session: test_parties_apfed.py
     Noise under a sum serves two sessions: the difference of two sums is bare of it.
 -content = hashlib.blake2b(session)
@@ -257,8 +257,8 @@ help_that_nobody_judged: test_methods_code.py
 +            if held_out is not None:
 no_help_not_reported: test_methods_code.py
     A run whose passives did not help says nothing of it.
--if student.helped is None:
-+if student.helped is not None:
+-if student.sum_source is None:
++if student.sum_source is not None:
 --- secure_apfed/networks/models.py
 projections_of_any_length: test_methods_code.py
     A passive's projected rows grow with its columns, and a clip cuts most of them.
