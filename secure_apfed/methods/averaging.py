@@ -156,7 +156,11 @@ class AveragingActive(ViewsActive):
     min_batch_rows = 1
 
     def __init__(
-        self, party: PartyContext, contract: Contract, stages: "Stages", active_sum: ActiveSum
+        self,
+        party: PartyContext,
+        contract: Contract,
+        stages: "TrainingStages",
+        active_sum: ActiveSum,
     ) -> None:
         """Make the active's role in averaging.
 
@@ -190,10 +194,12 @@ class AveragingActive(ViewsActive):
         self.active_sum.send_request(links, Kind.REQUEST, step, payload)
         loss = model.train(step)
         rows_R = torch.arange(len(weights_RW))
-        width = weights_RW.shape[1]
+        column_count = weights_RW.shape[1]
         # Every party's weights are multiplied by its share of the training rows, so that the sum is
         # the average.
-        passives_sum_RW = await self.active_sum.receive_sum(links, step, rows_R, payload, width)
+        passives_sum_RW = await self.active_sum.receive_sum(
+            links, step, rows_R, payload, column_count
+        )
         model.load(passives_sum_RW.numpy() + self._share * model.weights)
         return loss
 
@@ -207,7 +213,7 @@ class AveragingActive(ViewsActive):
     @property
     def head(self) -> Tensor:
         """The weights of one linear layer over all views, (K, F): FedMV's Eqs. (18) and (19)."""
-        return self.stages.newest.head
+        return self.stages.current_model.head
 
 
 class AveragingPassive(SumHelper):
@@ -218,7 +224,9 @@ class AveragingPassive(SumHelper):
 
     request_kinds = (Kind.REQUEST,)
 
-    def __init__(self, passive_sum: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
+    def __init__(
+        self, passive_sum: PassiveSum, stages: "TrainingStages", *, clip: float | None
+    ) -> None:
         """Make a passive's role in averaging; the contract states its share of all training rows.
 
         `passive_sum`: the passive's side of the secure sum, which checks requests and masks
@@ -239,12 +247,12 @@ class AveragingPassive(SumHelper):
         Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row of weights
         is longer than the clip bound of the sum.
         """
-        admitted, model = self.admit_average(message)
-        model.train(admitted.step)
+        admitted_request, model = self.admit_average(message)
+        model.train(admitted_request.step)
         values_RW = self._share * model.weights
         # The sum would silently shorten longer rows, which would make the average wrong.
         check_clip(values_RW, self._clip, party_name=self.name)
-        await self.passive_sum.send_answer(links, admitted, values_RW)
+        await self.passive_sum.send_answer(links, admitted_request, values_RW)
 
     def admit_average(self, message: Envelope) -> tuple[AdmittedRequest, "AveragedModel"]:
         """Check the received average, and load it into the model that this step trains.
@@ -264,10 +272,12 @@ class AveragingPassive(SumHelper):
         weights_RW = received["weights"].numpy()
         rows_R = torch.arange(len(weights_RW))
         # Rows of weights are not people, so the whole answer counts as one.
-        admitted = self.passive_sum.admit_request(message, rows_R, counted_rows=_COUNTED_POSITION)
+        admitted_request = self.passive_sum.admit_request(
+            message, rows_R, counted_rows=_COUNTED_POSITION
+        )
         if finished_model is not None:
             finished_model.load(received["ended"].numpy())
-        model = self.stages.pick_model(admitted.step)
+        model = self.stages.pick_model(admitted_request.step)
         if weights_RW.shape != model.weights.shape:
             raise RemoteProtocolError(
                 f"{sender} sent weights of shape {weights_RW.shape}, the model of "
@@ -275,7 +285,7 @@ class AveragingPassive(SumHelper):
                 "same method.rounds"
             )
         model.load(weights_RW)
-        return admitted, model
+        return admitted_request, model
 
 
 class LinearViews:
@@ -394,7 +404,7 @@ AveragedModel: TypeAlias = LinearViews | SequenceViews
 """A party's copy of the averaged model, whose weights are one matrix, float64."""
 
 
-class Stages:
+class TrainingStages:
     """A party's models in the order of their training.
 
     If its views are sequences, GRUs that make features of them come first. Linear models of the
@@ -438,7 +448,7 @@ class Stages:
         return self.recurrent if is_first_step_after else None
 
     @property
-    def newest(self) -> AveragedModel:
+    def current_model(self) -> AveragedModel:
         """The model of the current step: the GRUs while they learn, then the linear models."""
         return self.recurrent if self.recurrent and not self.views else self._get_views()
 
@@ -541,7 +551,7 @@ class Averaging(SumMethod):
         return AveragingPassive(passive_sum, _make_stages(party), clip=session_sum.clip)
 
 
-def _make_stages(party: PartyContext) -> Stages:
+def _make_stages(party: PartyContext) -> TrainingStages:
     """Return one party's untrained models; at a passive, the active's average replaces them.
 
     Raises ConfigError: the party's columns have no views.
@@ -554,13 +564,13 @@ def _make_stages(party: PartyContext) -> Stages:
     features_NF = party.data.table.features[party.data.train_rows]
     if party.config.model.network != "gru":
         views = [features_NF[:, view.columns] for view in party.data.views.values()]
-        return Stages(lambda: _make_linear_views(party, views))
+        return TrainingStages(lambda: _make_linear_views(party, views))
     settings = AveragingSettings.from_run_settings(party.config)
     averaged_steps = settings.rounds if settings.has_sequence_views else 0
     # If the GRUs are not averaged, one call of their `train` runs the epochs of all rounds.
     epochs = settings.local_epochs * (1 if averaged_steps else settings.rounds)
     recurrent = _make_sequence_views(party, epochs)
-    return Stages(
+    return TrainingStages(
         lambda: _make_linear_views(party, recurrent.compute_states(features_NF)),
         recurrent=recurrent,
         averaged_steps=averaged_steps,

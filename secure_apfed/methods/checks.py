@@ -265,7 +265,7 @@ def _check_labels_after(config: RunSettings) -> Iterator[str]:
 def _check_pairwise(config: RunSettings) -> Iterator[str]:
     """Yield an error text for each reason against pairwise alignment.
 
-    It leaves rows that some passives do not know.
+    In pairwise alignment some passives do not know the people of some rows.
     """
     method = config.method
     if config.alignment.mode == "all" or not method.has_passives:

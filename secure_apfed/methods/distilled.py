@@ -247,12 +247,12 @@ class ApcVflActive(StudentActive):
 
         Every request counts as a step in `steps`.
         """
-        released = []
+        codes_by_request = []
         positions = find_positions(self._rows, self.training_rows)
         for rows_B in self._split_positions(positions):
-            released.append(await self._request_codes(links, steps.next_step, rows_B))
+            codes_by_request.append(await self._request_codes(links, steps.next_step, rows_B))
             steps.count_step(None)
-        self.student.fit_to_codes(torch.cat(released))
+        self.student.fit_to_codes(torch.cat(codes_by_request))
         self.local_models = self.student.describe_local_models()
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> dict[str, Scored]:
@@ -508,30 +508,32 @@ class VFedTransAggregator(HelperRole):
             elif not save_or_end(message.kind, message.step, links, active, save):
                 return
 
-    async def _decompose_tables(self, links: Links, first: Envelope) -> None:
+    async def _decompose_tables(self, links: Links, first_message: Envelope) -> None:
         """Collect the masked tables of all owners, decompose their sum, and send the active the
         result.
 
-        `first`: the message with the first table. Raises RemoteProtocolError: this run's
+        `first_message`: the message with the first table. Raises RemoteProtocolError: this run's
         decomposition is already done.
         """
         active = self.contract.active
-        step = first.step
+        step = first_message.step
         if not self._is_due:
             raise RemoteProtocolError(
-                f"{first.sender} sent a table twice, or after the step in which it was due; a run "
-                "decomposes once"
+                f"{first_message.sender} sent a table twice, or after the step in which it was "
+                "due; a run decomposes once"
             )
         self._is_due = False
-        tables = {first.sender: first.payload}
-        while missing := [name for name in self._server.agreement.owners if name not in tables]:
+        table_by_owner = {first_message.sender: first_message.payload}
+        while missing := [
+            name for name in self._server.agreement.owners if name not in table_by_owner
+        ]:
             # A table can also be missing because the active did not request it.
             with blame_active_too(active):
-                other = await links.receive(
+                message = await links.receive(
                     missing, Kind.CONTRIBUTION, step=step, min_senders=len(missing)
                 )
-            tables[other.sender] = other.payload
-        links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor_tables(tables))
+            table_by_owner[message.sender] = message.payload
+        links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor_tables(table_by_owner))
 
 
 class DistilledTrainer:
@@ -543,36 +545,38 @@ class DistilledTrainer:
     "strongest", the best local model classifies instead. See `methods.student.StudentModel`.
 
     Attributes:
-        parts: the autoencoders by name; the code of "student" learns to resemble target codes.
-        heads: the classifiers by name, each with the encoder whose code it reads; "alone" predicts
-            without the other parties.
+        autoencoders: the autoencoders by name; the code of "student" learns to resemble target
+            codes.
+        classifiers: the classifiers by name, each with the encoder whose code it reads; "alone"
+            predicts without the other parties.
         rows_U: the rows of the active's table for which others' codes or vectors arrive.
         labelled_n: the labelled rows of its table.
-        strongest: the local model that predicts instead of logistic regression; None: none does.
+        strongest_model: the local model that predicts instead of logistic regression; None: none
+            does.
     """
 
     has_direct_fit = True
-    strongest: LocalModels | None = None
+    strongest_model: LocalModels | None = None
 
     def __init__(
         self,
         party: PartyContext,
         rows: Tensor,
-        parts: Mapping[str, Autoencoder],
-        heads: Mapping[str, ActiveNetworks],
+        autoencoders: Mapping[str, Autoencoder],
+        classifiers: Mapping[str, ActiveNetworks],
     ) -> None:
         """Move the untrained networks to the compute device, and select aligned and labelled rows.
 
-        `rows`: the row of the active's table at each of the N alignment positions. `parts`,
-        `heads`: autoencoders and classifiers by name; see the class for the names.
+        `rows`: the row of the active's table at each of the N alignment positions. `autoencoders`,
+        `classifiers`: autoencoders and classifiers by name; see the class for the names.
         """
         data = party.data
         table = party.data.table
         compute = Compute.from_settings(party.config.train)
         assert table.labels is not None
-        self.parts = parts
-        self.heads = heads
-        for module in (*parts.values(), *heads.values()):
+        self.autoencoders = autoencoders
+        self.classifiers = classifiers
+        for module in (*autoencoders.values(), *classifiers.values()):
             module.to(compute.device, compute.dtype)
         self.features_N = compute.move_tensor(table.features)
         self.labels_N = compute.move_tensor(table.labels)
@@ -589,25 +593,31 @@ class DistilledTrainer:
     @property
     def networks(self) -> ActiveNetworks:
         """The networks that predict without the other parties."""
-        return self.heads["alone"] if self.strongest is None else self.strongest.networks
+        return (
+            self.classifiers["alone"]
+            if self.strongest_model is None
+            else self.strongest_model.networks
+        )
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
         """Return None: its autoencoders would have to be trained again."""
         return None
 
-    def fit_part(self, name: str, rows_NF: Tensor, resembled: TargetCodes | None = None) -> None:
+    def fit_named_autoencoder(
+        self, name: str, rows_NF: Tensor, target_codes: TargetCodes | None = None
+    ) -> None:
         """Fit one autoencoder to reconstruct these rows.
 
-        `name`: a key of `parts`. `rows_NF`: the autoencoder's inputs. `resembled`: target codes of
-        some rows, which its own code learns to resemble, too; None: it only reconstructs.
+        `name`: a key of `autoencoders`. `rows_NF`: the autoencoder's inputs. `target_codes`: target
+        codes of some rows, which its own code learns to resemble, too; None: it only reconstructs.
         """
         fit_autoencoder(
-            self.parts[name],
+            self.autoencoders[name],
             rows_NF,
             self._settings,
             owner=f"{self._owner} {name}",
             seed=self._seed,
-            target_codes=resembled,
+            target_codes=target_codes,
         )
 
     def fit_student(self, codes_UD: Tensor) -> None:
@@ -617,19 +627,21 @@ class DistilledTrainer:
         """
         # The index of each aligned row among the training rows, which are sorted.
         index_U = torch.searchsorted(self._rows_T, self.rows_U)
-        self.fit_part("student", self.features_N[self._rows_T], TargetCodes(index_U, codes_UD))
+        self.fit_named_autoencoder(
+            "student", self.features_N[self._rows_T], TargetCodes(index_U, codes_UD)
+        )
 
-    def fit_head(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
+    def fit_named_classifier(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
         """Fit one classifier to the codes of labelled rows.
 
-        With labels of a single class it stays as initialised. `name`: a key of `heads`.
+        With labels of a single class it stays as initialised. `name`: a key of `classifiers`.
         `codes_nD`: the classifier's inputs. `rows_n`: the table's row of each input.
         """
         labels_n = self.labels_N[rows_n].cpu()
         if len(labels_n.unique()) > 1:
-            fit_classifier(self.heads[name], codes_nD, labels_n)
+            fit_classifier(self.classifiers[name], codes_nD, labels_n)
 
-    def fit_local_head(self) -> None:
+    def fit_local_classifier(self) -> None:
         """Fit the classifier that predicts without the other parties to the labelled rows.
 
         It is a logistic regression. If the settings say so, the best local model is fitted, too,
@@ -640,12 +652,12 @@ class DistilledTrainer:
         labelled_n = self.labelled_n
         with torch.no_grad():
             encoded_nD = encoder(self.features_N[labelled_n])
-        self.fit_head("alone", encoded_nD, labelled_n)
+        self.fit_named_classifier("alone", encoded_nD, labelled_n)
         if self._settings.classifier == "strongest":
             task = BaselineTask.from_run(self._config, self._data, self._rows_T)
-            reads: Input = "x and h" if isinstance(encoder, Enriched) else "h"
-            self.strongest = fit_best_if_better(encoder, task, encoder_output=reads)
-            if not self.strongest.is_helped:
+            encoder_output: Input = "x and h" if isinstance(encoder, Enriched) else "h"
+            self.strongest_model = fit_best_if_better(encoder, task, encoder_output=encoder_output)
+            if not self.strongest_model.is_helped:
                 warn_of_no_help(self._owner)
 
     def describe_local_models(self) -> Mapping[str, Sequence[str]]:
@@ -653,7 +665,7 @@ class DistilledTrainer:
 
         It is empty if logistic regression predicts.
         """
-        return {} if self.strongest is None else self.strongest.as_json()
+        return {} if self.strongest_model is None else self.strongest_model.as_json()
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> float:
         """Raise AssertionError: this student is fitted at once, so no training step may be run."""
@@ -679,7 +691,10 @@ class DistilledTrainer:
 
     def _list_modules(self) -> dict[str, nn.Module]:
         """Return the autoencoders and classifiers by name."""
-        return {**self.parts, **{name: networks.head for name, networks in self.heads.items()}}
+        return {
+            **self.autoencoders,
+            **{name: networks.head for name, networks in self.classifiers.items()},
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state of all autoencoders, classifiers and the strongest local model.
@@ -687,8 +702,8 @@ class DistilledTrainer:
         Names of tensors begin with the name of their network.
         """
         modules = self._list_modules()
-        if self.strongest is not None:
-            modules["strongest"] = self.strongest.networks
+        if self.strongest_model is not None:
+            modules["strongest"] = self.strongest_model.networks
         tensors: dict[str, Tensor] = {}
         for name, module in modules.items():
             tensors |= add_prefix(name, module.state_dict())
@@ -701,10 +716,10 @@ class DistilledTrainer:
         for name, module in self._list_modules().items():
             module.load_state_dict(remove_prefix(name, tensors))
         state = remove_prefix("strongest", tensors)
-        self.strongest = None
+        self.strongest_model = None
         if state:
-            networks = restore_networks(state, self.heads["alone"])
-            self.strongest = LocalModels(networks=networks, used_names=())
+            networks = restore_networks(state, self.classifiers["alone"])
+            self.strongest_model = LocalModels(networks=networks, used_names=())
 
 
 class ApcVflTrainer(DistilledTrainer):
@@ -724,34 +739,38 @@ class ApcVflTrainer(DistilledTrainer):
         settings = ApcVflSettings.from_run_settings(party.config)
         model = party.config.model
         features = party.data.table.shape
-        student = _make_autoencoder(party, "g3", model, features)
-        local = _make_autoencoder(party, "g1", settings.own, features)
-        encoder = student.encoder
+        student_autoencoder = _make_autoencoder(party, "g3", model, features)
+        own_autoencoder = _make_autoencoder(party, "g1", settings.own, features)
+        encoder = student_autoencoder.encoder
         if model.network == "enriched":
             encoder = Enriched(encoder)  # the classifier reads the own features beside the code
-        student_size = math.prod(output_shape(student.encoder, features))
+        student_size = math.prod(output_shape(student_autoencoder.encoder, features))
         # g2 reads the codes of all parties side by side.
-        code_shapes = [output_shape(local.encoder, features)]
+        code_shapes = [output_shape(own_autoencoder.encoder, features)]
         code_shapes += [terms.representation.shape for terms in contract.passives.values()]
         joint_model = ModelSettings(
             network="selu", hidden=settings.joint, representation=student_size
         )
         joined_size = sum(map(math.prod, code_shapes))
-        joint = _make_autoencoder(party, "g2", joint_model, (joined_size,))
+        joint_autoencoder = _make_autoencoder(party, "g2", joint_model, (joined_size,))
         family = family_for(model, features)
         classes = len(party.data.classes)
         own_size = math.prod(output_shape(encoder, features))
-        joint_size = math.prod(output_shape(joint.encoder, (joined_size,)))
+        joint_size = math.prod(output_shape(joint_autoencoder.encoder, (joined_size,)))
         with seed_draws(party.secrets.seed, party.name, "heads"):
             own_head = family.make_head(own_size, classes, model)
             joint_head = family.make_head(joint_size, classes, model)
         super().__init__(
             party,
             rows,
-            parts={"own": local, "joint": joint, "student": student},
-            heads={
+            autoencoders={
+                "own": own_autoencoder,
+                "joint": joint_autoencoder,
+                "student": student_autoencoder,
+            },
+            classifiers={
                 "alone": ActiveNetworks(encoder, own_head),
-                "together": ActiveNetworks(joint.encoder, joint_head),
+                "together": ActiveNetworks(joint_autoencoder.encoder, joint_head),
             },
         )
 
@@ -760,16 +779,16 @@ class ApcVflTrainer(DistilledTrainer):
 
         `released_UD`: the passives' codes of the U rows `rows_U`, side by side.
         """
-        joint = self.parts["joint"]
+        joint_autoencoder = self.autoencoders["joint"]
         labelled_n = self.labelled_n
-        self.fit_part("own", self.features_N[self.rows_U])
+        self.fit_named_autoencoder("own", self.features_N[self.rows_U])
         codes_UD = self._join_codes(self.rows_U, released_UD)
-        self.fit_part("joint", codes_UD)
-        joint_UD = joint.encode_rows(codes_UD)
+        self.fit_named_autoencoder("joint", codes_UD)
+        joint_UD = joint_autoencoder.encode_rows(codes_UD)
         self.fit_student(joint_UD)
-        self.fit_local_head()
+        self.fit_local_classifier()
         has_label_U = torch.isin(self.rows_U, labelled_n)
-        self.fit_head("together", joint_UD[has_label_U], self.rows_U[has_label_U])
+        self.fit_named_classifier("together", joint_UD[has_label_U], self.rows_U[has_label_U])
 
     def score_jointly(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
         """Return scores of K classes, (B, K), from the codes of all parties.
@@ -777,14 +796,14 @@ class ApcVflTrainer(DistilledTrainer):
         `rows_B`: rows of the active's table. `released_BD`: the passives' codes of these rows, side
         by side.
         """
-        codes_BD = self.parts["joint"].encode_rows(self._join_codes(rows_B, released_BD))
+        codes_BD = self.autoencoders["joint"].encode_rows(self._join_codes(rows_B, released_BD))
         with torch.no_grad():
-            scores_BK: Tensor = self.heads["together"].head(codes_BD)
+            scores_BK: Tensor = self.classifiers["together"].head(codes_BD)
         return scores_BK
 
     def _join_codes(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
         """Return the active's codes of these table rows, concatenated with the passives' codes."""
-        own_BD = self.parts["own"].encode_rows(self.features_N[rows_B])
+        own_BD = self.autoencoders["own"].encode_rows(self.features_N[rows_B])
         return torch.cat([own_BD, self.compute.move_tensor(released_BD)], dim=1)
 
 
@@ -808,8 +827,8 @@ class VFedTransTrainer(DistilledTrainer):
         super().__init__(
             party,
             rows,
-            parts={"student": Autoencoder(enriched.code, decoder)},
-            heads={"alone": ActiveNetworks(enriched, head)},
+            autoencoders={"student": Autoencoder(enriched.code, decoder)},
+            classifiers={"alone": ActiveNetworks(enriched, head)},
         )
 
     def fit_to_vectors(self, vectors_UD: Tensor) -> None:
@@ -823,7 +842,7 @@ class VFedTransTrainer(DistilledTrainer):
         # Fresh masks change the rounding errors of each run; on the grid they vanish.
         rounded_UD = (scaled_UD / _GRID).round() * _GRID
         self.fit_student(rounded_UD)
-        self.fit_local_head()
+        self.fit_local_classifier()
 
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
@@ -879,13 +898,13 @@ class ApcVfl(Tvfl):
         """
         config = party.config
         model = self.find_sent_model(config, party.name)
-        local = _make_autoencoder(party, "g1", model, party.data.table.shape)
+        own_autoencoder = _make_autoencoder(party, "g1", model, party.data.table.shape)
         # The alignment's order is random, and the fit must not depend on it. So the rows are sorted
         # in the table's order.
         aligned_rows_UF = party.data.table.features[rows.sort().values]
         own_UF = Compute.from_settings(config.train).move_tensor(aligned_rows_UF)
         fit_autoencoder(
-            local,
+            own_autoencoder,
             own_UF,
             ApcVflSettings.from_run_settings(config),
             owner=party.name,
@@ -893,7 +912,7 @@ class ApcVfl(Tvfl):
         )
         trainer = EncoderTrainer(
             party.name,
-            local.encoder,
+            own_autoencoder.encoder,
             features_N=party.data.table.features[rows],
             train=config.train,
             seed=party.secrets.seed,
@@ -927,7 +946,7 @@ class VFedTrans(Method):
     def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return this party's number of features, stated as the shape of a row."""
         party.require_passives()
-        return _row_terms(math.prod(party.data.table.shape))
+        return _bound_table_rows(math.prod(party.data.table.shape))
 
     def derive_terms(
         self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
@@ -942,28 +961,30 @@ class VFedTrans(Method):
 
         Raises ConfigError: there are too many features in total, or more vectors than features.
         """
-        features = {name: math.prod(offered.shape) for name, offered in proposed_terms.items()}
-        for name, count in features.items():
-            party.require_terms(name, proposed_terms[name], _row_terms(count))
-        total = sum(features.values())
-        vectors = party.config.model.representation_size
-        if total > MAX_FEATURES:
+        feature_count_by_party = {
+            name: math.prod(offered.shape) for name, offered in proposed_terms.items()
+        }
+        for name, count in feature_count_by_party.items():
+            party.require_terms(name, proposed_terms[name], _bound_table_rows(count))
+        total_features = sum(feature_count_by_party.values())
+        vector_count = party.config.model.representation_size
+        if total_features > MAX_FEATURES:
             raise ConfigError(
-                f"data: the parties have {total} features together, and no more than "
+                f"data: the parties have {total_features} features together, and no more than "
                 f"{MAX_FEATURES} are decomposed; leave columns out"
             )
-        if vectors > total:
+        if vector_count > total_features:
             raise ConfigError(
-                f"model.representation: {vectors} singular vectors of {total} features, those of "
-                f"all parties together; say {total} or less"
+                f"model.representation: {vector_count} singular vectors of {total_features} "
+                f"features, those of all parties together; say {total_features} or less"
             )
         return SessionTerms.from_bounds(
-            dict.fromkeys(party.passives, _row_terms(total)),
+            dict.fromkeys(party.passives, _bound_table_rows(total_features)),
             secure_sum={
                 "scheme": "svd",
                 "masks": "orthogonal",
-                "features": features,
-                "vectors": vectors,
+                "features": feature_count_by_party,
+                "vectors": vector_count,
                 "mask_rows": VFedTransSettings.from_run_settings(party.config).mask_rows,
             },
         )
@@ -997,10 +1018,12 @@ class VFedTrans(Method):
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
-def _row_terms(numbers: int) -> RepresentationBounds:
-    """Return the contract's bounds on a row of `numbers` float64 numbers; any usual norm passes."""
+def _bound_table_rows(column_count: int) -> RepresentationBounds:
+    """Return the contract's bounds on a row of `column_count` float64 numbers; any usual norm
+    passes.
+    """
     return RepresentationBounds(
-        shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_MAX_NUMBER
+        shape=(column_count,), dtype="float64", minimum_norm=0.0, maximum_norm=_MAX_NUMBER
     )
 
 
@@ -1015,16 +1038,16 @@ def _hash_people(contract: Contract, request: bytes) -> bytes:
 
 def _make_agreement(party: PartyContext, contract: Contract) -> SvdAgreement:
     """Return the public parameters of the masked decomposition, taken from the contract."""
-    agreed = contract.secure_sum
+    sum_parameters = contract.secure_sum
     owners = (contract.active, *contract.passives)
     return SvdAgreement(
         session=contract.digest.hex(),
         server=AGGREGATOR,
         dealer=DEALER,
         owners=owners,
-        features=tuple(agreed["features"][name] for name in owners),
+        features=tuple(sum_parameters["features"][name] for name in owners),
         receiver=contract.active,
-        vectors=agreed["vectors"],
-        mask_rows=agreed["mask_rows"],
+        vectors=sum_parameters["vectors"],
+        mask_rows=sum_parameters["mask_rows"],
         max_rows=party.config.alignment.maximum_ids,
     )

@@ -47,6 +47,7 @@ from secure_apfed.methods.session_sum import (
     StepGate,
 )
 from secure_apfed.methods.student import LocalTraining
+from secure_apfed.networks.models import Shape
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
@@ -78,21 +79,21 @@ class SplitNnSettings(JointSettings):
     title = "SplitNN"
 
 
-def _draw_uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
-    """Return uniform noise shaped like `like_BD`, between the smallest and largest of `own_BD`.
+def _draw_uniform(own_BD: Tensor, shape: Shape) -> Tensor:
+    """Return uniform noise of this shape, between the smallest and largest number of `own_BD`.
 
-    Both are representations of B rows, D numbers each.
+    `own_BD`: the active's representations of B rows, D numbers each.
     """
     low = own_BD.min()
     high = own_BD.max()
-    return low + (high - low) * torch.rand_like(like_BD)
+    return low + (high - low) * torch.rand(shape, dtype=own_BD.dtype, device=own_BD.device)
 
 
-# By inference variant: function from the active's representations and an empty tensor shaped like a
-# passive's to the values that replace the latter.
-FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tvfl_0": lambda own_BD, like_BD: torch.zeros_like(like_BD),
-    "tvfl_a": lambda own_BD, like_BD: own_BD.mean().expand_as(like_BD),
+# By inference variant: function from the active's representations, and the shape of a passive's, to
+# the values that substitute the passive's.
+SUBSTITUTES: Mapping[str, Callable[[Tensor, Shape], Tensor]] = {
+    "tvfl_0": lambda own_BD, shape: own_BD.new_zeros(shape),
+    "tvfl_a": lambda own_BD, shape: own_BD.mean().expand(shape),
     "tvfl_r": _draw_uniform,
 }
 
@@ -117,14 +118,14 @@ class JointParts:
     Attributes:
         party: the active's inputs.
         contract: the session's contract.
-        aligned: the row of its table at each of the N alignment positions.
+        aligned_rows: the row of its table at each of the N alignment positions.
         trainer: the active's encoder and head.
         guarantee: the privacy guarantee of what passives send, in a sentence for the report.
     """
 
     party: PartyContext
     contract: Contract
-    aligned: Tensor
+    aligned_rows: Tensor
     trainer: HeadTrainer
     guarantee: str
 
@@ -150,15 +151,19 @@ class TvflActive(ActiveRole):
         self.guarantee = parts.guarantee
         self._defences = party.make_defences("returned gradients")
         self.min_batch_rows = party.config.rules.minimum_batch
-        self.training_rows = find_positions_in_table_order(parts.aligned, party.data.labelled_rows)
-        self._own_row_by_position = parts.aligned
+        self.training_rows = find_positions_in_table_order(
+            parts.aligned_rows, party.data.labelled_rows
+        )
+        self._own_row_by_position = parts.aligned_rows
         self._seed = party.secrets.seed
         self._test_rows = party.data.test_rows
         self._local_training = LocalTraining(party)
         self._party = party
-        self._aligned_test_rows = find_positions_in_table_order(parts.aligned, party.data.test_rows)
+        self._aligned_test_rows = find_positions_in_table_order(
+            parts.aligned_rows, party.data.test_rows
+        )
         if party.config.method.can_weight_classes:
-            learnt_rows = parts.aligned[self.list_learnt_rows(party.config)]
+            learnt_rows = parts.aligned_rows[self.list_learnt_rows(party.config)]
             trainer.weigh_classes(learnt_rows, len(party.data.classes))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
@@ -168,8 +173,8 @@ class TvflActive(ActiveRole):
         the common list of people). Returns the task loss.
         """
         answers = await self.request_representations(links, step, rows_B, is_training=True)
-        parts = self.parse_answers(rows_B, answers)
-        loss, gradients = self.train_on_parts(step, rows_B, parts)
+        representation_by_passive = self.parse_answers(rows_B, answers)
+        loss, gradients = self.train_on_parts(step, rows_B, representation_by_passive)
         for name, payload in gradients.items():
             links.send(name, Kind.GRADIENTS, step, payload)
         return loss
@@ -212,7 +217,7 @@ class TvflActive(ActiveRole):
                 f"one answer of each of {', '.join(self.contract.passives)} was expected, "
                 f"got {', '.join(senders) or 'none'}"
             )
-        parts: dict[str, Tensor] = {}
+        representation_by_passive: dict[str, Tensor] = {}
         for envelope in answers:
             terms = self.contract.passives[envelope.sender].representation
             answered_B, h_BD = parse_representations(
@@ -220,24 +225,26 @@ class TvflActive(ActiveRole):
             )
             if not torch.equal(answered_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
-            parts[envelope.sender] = self.trainer.compute.move_batch(h_BD)
-        return parts
+            representation_by_passive[envelope.sender] = self.trainer.compute.move_batch(h_BD)
+        return representation_by_passive
 
     def own_rows(self, rows_B: Tensor) -> Tensor:
         """Return the rows of the active's table at these alignment positions."""
         return self._own_row_by_position[rows_B]
 
     def train_on_parts(
-        self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
+        self, step: int, rows_B: Tensor, representation_by_sender: Mapping[str, Tensor]
     ) -> tuple[float | Tensor, dict[str, bytes]]:
         """Take one step on the task loss; return the loss, and each passive's packed gradient.
 
         The gradients are changed by the configured defences first. `rows_B`: B alignment positions
-        (indices into the common list of people). `parts`: mapping from passive name to its
-        representations of these rows.
+        (indices into the common list of people). `representation_by_sender`: mapping from passive
+        name to its representations of these rows.
         """
         own_B = self.own_rows(rows_B)
-        loss, gradients = self.trainer.train_on_representations(step, own_B, parts)
+        loss, gradients = self.trainer.train_on_representations(
+            step, own_B, representation_by_sender
+        )
         if self._defences:
             # Some defences need the true labels of the rows.
             labels_B = self.trainer.labels_N[self.trainer.compute.move_batch(own_B)]
@@ -249,23 +256,23 @@ class TvflActive(ActiveRole):
             }
         # One transfer for the gradients of all passives.
         fetched = self.trainer.compute.fetch_batch(*gradients.values())
-        packed = {
+        packed_gradient_by_sender = {
             name: pack_tensors({"gradient": gradient_B})
             for name, gradient_B in zip(gradients, fetched, strict=True)
         }
-        return loss, packed
+        return loss, packed_gradient_by_sender
 
     async def evaluate(self, links: Links, *, next_step: int, is_final: bool) -> Scores:
         """Return the test scores for each way to replace the passives' representations.
 
-        The ways are the keys of `FILLS`: by zeros, the active's mean, or noise. At the end also
-        return the scores of joint prediction and of a local model. Joint prediction requests
+        The ways are the keys of `SUBSTITUTES`: by zeros, the active's mean, or noise. At the end
+        also return the scores of joint prediction and of a local model. Joint prediction requests
         representations of test rows, which the passives' ledgers count.
 
         `next_step`: step numbers from it on are unused. `is_final`: whether training is over.
         """
         with self.trainer.evaluation_mode():
-            scores = {name: self._score_fill(name) for name in FILLS}
+            scores = {name: self._score_with_substitutes(name) for name in SUBSTITUTES}
             if is_final:
                 together = await self._score_jointly(links, next_step)
                 scores = {"tvfl": together, **scores, "tvfl_alone": self.score_local_model()}
@@ -279,10 +286,10 @@ class TvflActive(ActiveRole):
         self.fallback_networks, scored = self._local_training.train_model()
         return scored
 
-    def _score_fill(self, name: str) -> Scored:
-        """Return test scores where the passives' representations are replaced.
+    def _score_with_substitutes(self, variant: str) -> Scored:
+        """Return test scores where the passives' representations are substituted.
 
-        `name`: the replacement, a key of `FILLS`.
+        `variant`: the kind of substitute, a key of `SUBSTITUTES`.
         """
         trainer = self.trainer
         shapes = {
@@ -290,14 +297,14 @@ class TvflActive(ActiveRole):
         }
 
         def predict_rows(rows_B: Tensor) -> Tensor:
-            """Return K scores of each of these B rows, with replaced representations."""
-            with trainer.compute.prepare_forward(self._seed, "fill", name):
+            """Return K scores of each of these B rows, with substituted representations."""
+            with trainer.compute.prepare_forward(self._seed, "fill", variant):
                 own_BD = trainer.encoder(trainer.features_N[rows_B])
-                parts = {
-                    passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
+                representation_by_passive = {
+                    passive: SUBSTITUTES[variant](own_BD, (len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return trainer.compute_scores(own_BD, parts)
+                return trainer.compute_scores(own_BD, representation_by_passive)
 
         return trainer.score_predictions(predict_rows, self._test_rows)
 
@@ -355,10 +362,12 @@ class TvflActive(ActiveRole):
             for rows_B in batches:
                 joint.append(await self.predict_jointly(links, steps.next_step, rows_B))
                 steps.count_step(None)
-        parts = zip(*(scored.representations for scored in joint), strict=True)
+        representations_of_parties = zip(*(scored.representations for scored in joint), strict=True)
         return JointScores(
             scores=torch.cat([scored.scores for scored in joint]),
-            representations=tuple(torch.cat(batches_of_party) for batches_of_party in parts),
+            representations=tuple(
+                torch.cat(batches_of_party) for batches_of_party in representations_of_parties
+            ),
         )
 
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
@@ -370,18 +379,18 @@ class TvflActive(ActiveRole):
         return self._compute_joint(rows_B, lambda: self.parse_answers(rows_B, answers))
 
     def _compute_joint(
-        self, rows_B: Tensor, read_parts: Callable[[], Mapping[str, Tensor]]
+        self, rows_B: Tensor, read_representations: Callable[[], Mapping[str, Tensor]]
     ) -> JointScores:
         """Return the joint model's scores of B alignment positions, and what its head read.
 
-        `read_parts`: returns the representations of the other parties, by name; it is called after
-        the active has encoded its own rows.
+        `read_representations`: returns the representations of the other parties, by name; it is
+        called after the active has encoded its own rows.
         """
         trainer = self.trainer
         own_B = self.own_rows(rows_B)
         with torch.no_grad(), trainer.compute.prepare_forward(self._seed, "together"):
             own_BD = trainer.encoder(trainer.compute.take_rows(trainer.features_N, own_B))
-            parts = read_parts()
+            parts = read_representations()
             scores_BK = trainer.compute_scores(own_BD, parts)
         return JointScores(
             scores=scores_BK, representations=trainer.merge_representations(own_BD, parts)
@@ -428,11 +437,11 @@ class EncodingPassive(HelperRole):
         """Return the passive's encoder, whose output leaves the party."""
         return self.trainer.encoder
 
-    async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
+    async def predict(self, links: Links, message: Envelope, people_digest: bytes) -> None:
         """Answer a request for a prediction, without training on it.
 
-        `about`: a digest of the people to predict, the same at all passives; only secure sums use
-        it.
+        `people_digest`: a digest of the people to predict, the same at all passives; only secure
+        sums use it.
         """
         await self.answer_message(links, message)
 
@@ -585,13 +594,13 @@ class Tvfl(Method):
     active_class: type[TvflActive] = TvflActive
     has_student: ClassVar[bool] = False
 
-    def pick_model(self, config: RunSettings) -> ModelSettings:
+    def find_common_model(self, config: RunSettings) -> ModelSettings:
         """Return the network settings of the active, and of passives without their own."""
         return config.model
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         """Return the settings of this passive's encoder: its own, or that of `pick_model`."""
-        return config.find_passive_settings(passive).model or self.pick_model(config)
+        return config.find_passive_settings(passive).model or self.find_common_model(config)
 
     def offer_terms(self, party: PartyContext) -> RepresentationBounds | None:
         """Return the bounds on the representations that a passive sends; None at the active."""
@@ -624,7 +633,7 @@ class Tvfl(Method):
             JointParts(
                 party=party,
                 contract=contract,
-                aligned=rows,
+                aligned_rows=rows,
                 trainer=trainer,
                 guarantee=party.describe_joint_releases(),
             )
@@ -654,9 +663,11 @@ class Tvfl(Method):
                 for name, passive in encoding_passives.items()
             }
             # Copies outside the passives' graphs, as if they had been sent.
-            parts = {name: h_B.detach().clone() for name, h_B in sent_by_passive.items()}
+            representation_by_passive = {
+                name: h_B.detach().clone() for name, h_B in sent_by_passive.items()
+            }
             _, gradients = active.trainer.train_on_representations(
-                step, active.own_rows(rows_B), parts
+                step, active.own_rows(rows_B), representation_by_passive
             )
             for name, gradient_B in gradients.items():
                 trainer = encoding_passives[name].trainer
@@ -666,25 +677,30 @@ class Tvfl(Method):
 
     def make_head_trainer(self, party: PartyContext, contract: Contract) -> HeadTrainer:
         """Return the active's networks, whose head reads the representations of each passive."""
-        sizes = {
+        width_by_input = {
             name: math.prod(terms.representation.shape) for name, terms in contract.passives.items()
         }
-        return self._make_trainer(HeadTrainer, party, sizes)
+        return self._make_trainer(HeadTrainer, party, width_by_input)
 
     def _make_trainer(
-        self, trainer_class: type[HeadTrainer], party: PartyContext, sizes: Mapping[str, int]
+        self,
+        trainer_class: type[HeadTrainer],
+        party: PartyContext,
+        width_by_input: Mapping[str, int],
     ) -> HeadTrainer:
         """Return the active's untrained networks with their optimiser, as a `trainer_class`.
 
         Their weights follow from the party's seed.
 
-        `sizes`: mapping from the name of each input that the head gets from other parties to the
-        number of values by which it widens the head's input.
+        `width_by_input`: mapping from the name of each input that the head gets from other parties
+        to the number of values by which it widens the head's input.
         """
         table = party.data.table
         encoder, shape = self._build_encoder(party)
-        head_size = math.prod(shape) + sum(sizes.values())
-        head = party.build_head(self.pick_model(party.config), (head_size,), party.output_count)
+        head_size = math.prod(shape) + sum(width_by_input.values())
+        head = party.build_head(
+            self.find_common_model(party.config), (head_size,), party.output_count
+        )
         assert table.labels is not None
         return trainer_class(
             party.name,
@@ -692,7 +708,7 @@ class Tvfl(Method):
             head,
             features_N=table.features,
             labels_N=table.labels,
-            passives=tuple(sizes),
+            passives=tuple(width_by_input),
             train=party.config.train,
             seed=party.secrets.seed,
             task=party.task,
@@ -721,7 +737,7 @@ class Tvfl(Method):
         # The network that the user passed in is trained by the student; joint training needs a
         # copy.
         family = party.fresh_networks if self.has_student else None
-        return party.build_encoder(self.pick_model(party.config), family)
+        return party.build_encoder(self.find_common_model(party.config), family)
 
 
 class SplitNn(Tvfl):

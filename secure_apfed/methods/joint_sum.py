@@ -101,10 +101,10 @@ class SummedParts(JointParts):
     """The parts from which an active's role under a secure sum is made; see `JointParts`.
 
     Attributes:
-        agreed: the session's secure sum.
+        session_sum: the session's secure sum.
     """
 
-    agreed: SessionSum
+    session_sum: SessionSum
 
 
 class SummedSplitNnActive(SumLearner, SplitNnActive):
@@ -118,7 +118,7 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         `parts`: the active's inputs, networks and contract, and the sum.
         """
         super().__init__(parts)
-        self.use_active_sum(parts.agreed.make_active_sum())
+        self.use_active_sum(parts.session_sum.make_active_sum())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float | Tensor:
         """Request the sum of representations, train the head on it, and send its gradient.
@@ -157,11 +157,12 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         `is_training`: whether the active will send a gradient for it. The sum is (B, D).
         """
         request = self.pack_request(rows_B, is_training=is_training)
-        terms = next(iter(self.contract.passives.values())).representation
+        any_passive = next(
+            iter(self.contract.passives.values())
+        )  # all representations have one shape
+        row_size = math.prod(any_passive.representation.shape)
         self.active_sum.send_request(links, Kind.REQUEST, step, request)
-        sum_BD = await self.active_sum.receive_sum(
-            links, step, rows_B, request, math.prod(terms.shape)
-        )
+        sum_BD = await self.active_sum.receive_sum(links, step, rows_B, request, row_size)
         return self.trainer.compute.move_batch(sum_BD)
 
 
@@ -197,39 +198,40 @@ class SummedPassive(SumHelper, EncodingPassive):
             self.apply_gradient(message)
             return
         rows_B, is_training = self.parse_request(message)
-        admitted = self.passive_sum.admit_request(message, rows_B)
-        await self._add_to_sum(links, admitted, rows_B, is_training=is_training)
+        admitted_request = self.passive_sum.admit_request(message, rows_B)
+        await self._add_to_sum(links, admitted_request, rows_B, is_training=is_training)
 
-    async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
+    async def predict(self, links: Links, message: Envelope, people_digest: bytes) -> None:
         """Answer a request for a prediction: add representations to the sum, without training.
 
         In a prediction session each passive numbers its people in its own way. So the contribution
         is bound to a digest of the people, and to their order in the request: a sum over different
         people does not decode.
 
-        `message`: the request, with this passive's positions. `about`: the digest of the people.
+        `message`: the request, with this passive's positions. `people_digest`: the digest of the
+        people.
         """
         rows_B, _ = self.parse_request(message)
-        request = replace(message, payload=about)
+        request = replace(message, payload=people_digest)
         # The sum is bound to places in the request; limits count this passive's own positions.
         order_B = torch.arange(len(rows_B))
-        admitted = self.passive_sum.admit_request(request, order_B, counted_rows=rows_B)
-        await self._add_to_sum(links, admitted, rows_B, is_training=False)
+        admitted_request = self.passive_sum.admit_request(request, order_B, counted_rows=rows_B)
+        await self._add_to_sum(links, admitted_request, rows_B, is_training=False)
 
     async def _add_to_sum(
-        self, links: Links, admitted: AdmittedRequest, rows_B: Tensor, *, is_training: bool
+        self, links: Links, admitted_request: AdmittedRequest, rows_B: Tensor, *, is_training: bool
     ) -> None:
         """Encode and clip the rows at these positions, and add the representations to the sum.
 
         `is_training`: whether the active's gradient for them is expected next.
         """
-        step = admitted.step
+        step = admitted_request.step
         z_BD = self.encode_rows(step, rows_B, is_training=is_training).flatten(1)
         if self._clip is None:
             (sent_BD,) = self.trainer.compute.fetch_batch(z_BD)
         else:
             z_BD, sent_BD = clip_and_fetch(z_BD, self._clip)
-        await self.passive_sum.send_answer(links, admitted, sent_BD.double().numpy())
+        await self.passive_sum.send_answer(links, admitted_request, sent_BD.double().numpy())
         self.expect_gradient(step, z_BD, is_training=is_training)
 
 
@@ -240,7 +242,7 @@ class SummedSplitNn(SumMethod, Tvfl):
     active_class: type[SummedSplitNnActive] = SummedSplitNnActive
     make_simulated_step = Method.make_simulated_step
 
-    def pick_model(self, config: RunSettings) -> ModelSettings:
+    def find_common_model(self, config: RunSettings) -> ModelSettings:
         return SummedJointSettings.from_run_settings(config).joint_model or config.model
 
     def derive_terms(
@@ -252,7 +254,7 @@ class SummedSplitNn(SumMethod, Tvfl):
         `session`: name of this session, the same at all parties. Raises ConfigError: the parties'
         representations have different sizes.
         """
-        agreed = super().derive_terms(party, proposed_terms, session)
+        agreed_terms = super().derive_terms(party, proposed_terms, session)
         sizes = {name: math.prod(offered.shape) for name, offered in proposed_terms.items()}
         # Only the active knows the size of its own representation, which is added, too.
         if party.name == party.active:
@@ -265,25 +267,25 @@ class SummedSplitNn(SumMethod, Tvfl):
                 f"numbers; got {sizes_text}; give all parties one model.representation"
             )
         shape = proposed_terms[party.passives[0]].shape
-        return replace(agreed, secure_sum=party.describe_sum(session, shape))
+        return replace(agreed_terms, secure_sum=party.describe_sum(session, shape))
 
     def build_active(self, party: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role; its stated guarantee depends on whether passives add noise.
 
         `rows`: the row of its table at each of the N alignment positions.
         """
-        agreed = SessionSum.from_contract(party, contract)
+        session_sum = SessionSum.from_contract(party, contract)
         guarantee = "no guarantee: sums of representations are opened without noise"
-        if agreed.noise is not None:
+        if session_sum.noise is not None:
             guarantee = "representations are read as their noised sum alone"
         return self.active_class(
             SummedParts(
                 party=party,
                 contract=contract,
-                aligned=rows,
+                aligned_rows=rows,
                 trainer=self.make_head_trainer(party, contract),
                 guarantee=guarantee,
-                agreed=agreed,
+                session_sum=session_sum,
             )
         )
 
@@ -301,11 +303,11 @@ class SummedSplitNn(SumMethod, Tvfl):
 
         `rows`: the row of its table at each of the N alignment positions.
         """
-        agreed = SessionSum.from_contract(party, contract)
+        session_sum = SessionSum.from_contract(party, contract)
         # The joint prediction after training needs one answer beyond those of the epochs.
-        passive_sum = agreed.make_passive_sum(person_count=len(rows), extra_answers=1)
+        passive_sum = session_sum.make_passive_sum(person_count=len(rows), extra_answers=1)
         trainer = self._make_encoder_trainer(party, rows)
-        role = SummedPassive(passive_sum, trainer, clip=agreed.clip)
+        role = SummedPassive(passive_sum, trainer, clip=session_sum.clip)
         if SummedJointSettings.from_run_settings(party.config).rests_on_encoders:
             # The encoder is still to be tested for prediction (`is_training` is False).
             role.unchecked_modes.add(False)

@@ -77,7 +77,7 @@ class TeacherActive(TaughtActive, SummedSplitNnActive):
         party = parts.party
         settings = TeacherSettings.from_run_settings(party.config)
         self.guarantee += _describe_response(party)
-        self.student = Student(party, parts.aligned)
+        self.student = Student(party, parts.aligned_rows)
         self.checkpoint_parts = {"": self.trainer, "student": self.student}
         self._settings = settings
         self._voter: Voter | None = None

@@ -584,10 +584,10 @@ class ViewTrainer:
         if self.sequence is not None and self.sequence.learns_in(step):
             self.sequence.train_on_rows(step, rows_B, common_BC)
             self.view.replace_features(self.sequence.compute_states())
-        own_term = None
+        own_label_term = None
         if self.label_term is not None:
-            own_term = self.label_term.pick_rows(rows, updates_own_labels=True)
-        own_labels_BC = self.view.update_model(rows, common_BC, own_term)
+            own_label_term = self.label_term.pick_rows(rows, updates_own_labels=True)
+        own_labels_BC = self.view.update_model(rows, common_BC, own_label_term)
         return zeta / sum(self.zetas) * own_labels_BC
 
     def feature_scores(self) -> Tensor | None:
@@ -662,13 +662,13 @@ class ActiveTrainer(ViewTrainer):
                 out.
         """
         rows = rows_B.numpy()
-        all_zetas = sum(self.zetas)
-        summed_BC = all_zetas * decoded_BC + self.view.zeta * self.view.labels_NC[rows]
-        present_zetas = sum(
+        zeta_sum = sum(self.zetas)
+        summed_BC = zeta_sum * decoded_BC + self.view.zeta * self.view.labels_NC[rows]
+        present_zeta_sum = sum(
             zeta for index, zeta in enumerate(self.zetas) if index not in absent_indices
         )
         common_term = self.label_term.pick_rows(rows, updates_own_labels=False)
-        common_BC = compute_common_labels(summed_BC, present_zetas, common_term)
+        common_BC = compute_common_labels(summed_BC, present_zeta_sum, common_term)
         self.common_NC[rows] = common_BC
         return self.view.compute_loss(rows, common_BC)
 
@@ -913,7 +913,7 @@ def compute_own_labels(
 
 
 def compute_common_labels(
-    summed_NC: Floats, zetas: float, label_term: LabelTerm | None = None
+    summed_NC: Floats, zeta_sum: float, label_term: LabelTerm | None = None
 ) -> Floats:
     """Return the common pseudo-labels Z, (N, C): the mean of all parties' Z_k, weighted by zeta_k.
 
@@ -924,19 +924,22 @@ def compute_common_labels(
         zetas: the sum of the zeta_k of these parties.
         label_term: the labels and their weights, if they act on Z; None: they do not.
     """
-    return _average_with_labels(summed_NC, zetas, label_term)
+    return _average_with_labels(summed_NC, zeta_sum, label_term)
 
 
-def _average_with_labels(total_NC: Floats, weight: float, label_term: LabelTerm | None) -> Floats:
+def _average_with_labels(
+    weighted_sum_NC: Floats, weight_sum: float, label_term: LabelTerm | None
+) -> Floats:
     """Return the weighted mean of pseudo-labels and labels, (N, C).
 
-    `total_NC`: the weighted sum of pseudo-labels. `weight`: the sum of their weights. `label_term`:
-    the labels and their weights; None: the labels do not act here.
+    `weighted_sum_NC`: the weighted sum of pseudo-labels. `weight_sum`: the sum of their weights.
+    `label_term`: the labels and their weights; None: the labels do not act here.
     """
     if label_term is None:
-        return np.asarray(total_NC / weight)
+        return np.asarray(weighted_sum_NC / weight_sum)
     return np.asarray(
-        (total_NC + label_term.eta_N1 * label_term.truth_NC) / (weight + label_term.eta_N1)
+        (weighted_sum_NC + label_term.eta_N1 * label_term.truth_NC)
+        / (weight_sum + label_term.eta_N1)
     )
 
 

@@ -570,7 +570,7 @@ class PartyContext:
     # What protects the party's messages: guards, noise, defences, and their privacy ledgers.
 
     @property
-    def noise_is_secret(self) -> bool:
+    def has_secret_noise(self) -> bool:
         """True if noise comes from a random key; False: from the run's seed, for simulations."""
         return self.config.guard.noise == "secret"
 
@@ -616,7 +616,7 @@ class PartyContext:
             budget=budget,
             rows=position_count,
             log=log_file(logs, "ledger", name, "jsonl") if logs else None,
-            is_reproducible=not self.noise_is_secret,
+            is_reproducible=not self.has_secret_noise,
             figure=epsilon_name,
         )
         if self.secrets.checkpoint_store is not None:
@@ -658,7 +658,7 @@ class PartyContext:
                 updates=private.ledger,
                 delta=config.delta,
                 budget=config.dp_sgd.epsilon,
-                is_reproducible=not self.noise_is_secret,
+                is_reproducible=not self.has_secret_noise,
             )
         return ActiveProtections(
             charged_guard=releases,
@@ -710,7 +710,7 @@ class PartyContext:
             deviation=plan.steps,
             key=self.derive_key(b"secure-apfed contributions v1"),
             ledger=ledger,
-            is_secret=self.noise_is_secret,
+            is_secret=self.has_secret_noise,
         )
 
     def make_labeller(self, name: str, epsilon: float | None) -> Labeller:
@@ -725,7 +725,7 @@ class PartyContext:
             epsilon=epsilon,
             delta=self.config.delta,
             key=self.derive_key(b"secure-apfed labeller v1") if is_noised else None,
-            is_reproducible=is_noised and not self.noise_is_secret,
+            is_reproducible=is_noised and not self.has_secret_noise,
         )
 
     def make_defences(self, gradient_kind: GradientKind) -> DefenceChain:
@@ -737,7 +737,7 @@ class PartyContext:
         defences = gradient_defences(
             self.config.defences,
             gradient_kind,
-            noise=NoiseSource(key, secret=self.noise_is_secret),
+            noise=NoiseSource(key, secret=self.has_secret_noise),
             classes=len(self.data.classes),
         )
         return DefenceChain(defences)

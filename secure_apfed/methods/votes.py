@@ -364,7 +364,7 @@ class VotesMethod(Method):
         if party.name != party.active:
             return None
         party.require_passives()
-        return _vote_row_terms(Student.count_classes(party))
+        return _bound_vote_rows(Student.count_classes(party))
 
     def derive_terms(
         self, party: PartyContext, proposed_terms: Mapping[str, RepresentationBounds], session: str
@@ -376,7 +376,7 @@ class VotesMethod(Method):
         only the active offers any. `session`: name of this session, the same at all parties.
         """
         bounds = proposed_terms[party.active]
-        party.require_terms(party.active, bounds, _vote_row_terms(*bounds.shape[:1]))
+        party.require_terms(party.active, bounds, _bound_vote_rows(*bounds.shape[:1]))
         return SessionTerms.from_bounds(
             dict.fromkeys(party.passives, bounds),
             secure_sum=self.describe_vote_sum(party, session, *bounds.shape),
@@ -392,7 +392,7 @@ class VotesMethod(Method):
         return {}
 
 
-def _vote_row_terms(classes: int) -> RepresentationBounds:
+def _bound_vote_rows(classes: int) -> RepresentationBounds:
     """Return the bounds on one row of votes: a score for each class, norm at most 1."""
     return RepresentationBounds(
         shape=(classes,), dtype="float32", minimum_norm=0.0, maximum_norm=1.0

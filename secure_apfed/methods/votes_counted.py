@@ -222,7 +222,7 @@ class VoteTerms(ABC):
             deviation=release.deviation,
             key=party.derive_key(b"secure-apfed vote noise v1"),
             ledger=open_vote_ledger(party, release, person_count),
-            is_secret=party.noise_is_secret,
+            is_secret=party.has_secret_noise,
         )
 
 

@@ -131,7 +131,7 @@ class RandomisedVotesPassive(CountingPassive):
         self._set_ledger(self._ledger)
         self._key = party.derive_key(b"secure-apfed votes v1")
         # False in experiments, whose randomness follows from a public seed.
-        self._secret = party.noise_is_secret
+        self._secret = party.has_secret_noise
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Vote on the rows of the active's request, and send the votes under randomised response.

@@ -17,7 +17,7 @@ from secure_apfed.exchange import Envelope, Kind, pack_tensors
 from secure_apfed.learning.trainers import HeadTrainer, SumTrainer
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import find_positions_in_table_order
-from secure_apfed.methods.joint import FILLS, TvflActive, TvflPassive
+from secure_apfed.methods.joint import SUBSTITUTES, TvflActive, TvflPassive
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import (
@@ -135,8 +135,8 @@ def test_the_full_inference_is_that_of_all_parties() -> None:
     right = monolith.scores(people).argmax(1) == torch.tensor(people) % CLASSES
     accuracies = session.evaluate(next_step=1, is_final=True)
     assert accuracies["tvfl"] == pytest.approx(right.double().mean().item())
-    assert list(accuracies) == ["tvfl", *FILLS, "tvfl_alone"]
-    assert list(session.evaluate(next_step=9, is_final=False)) == list(FILLS)
+    assert list(accuracies) == ["tvfl", *SUBSTITUTES, "tvfl_alone"]
+    assert list(session.evaluate(next_step=9, is_final=False)) == list(SUBSTITUTES)
 
 
 def test_fills_take_the_place_of_the_passives() -> None:
@@ -146,7 +146,7 @@ def test_fills_take_the_place_of_the_passives() -> None:
     trainer.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     session.evaluate(next_step=0, is_final=False)
     own = trainer.encoder(trainer.features_N[TRAINED:]).detach()
-    rests = dict(zip(FILLS, (read[:, D:] for read in seen), strict=True))
+    rests = dict(zip(SUBSTITUTES, (read[:, D:] for read in seen), strict=True))
     assert all(torch.equal(read[:, :D], own) for read in seen)
     assert {rest.shape for rest in rests.values()} == {(ROWS - TRAINED, 2 * D)}
     assert not rests["tvfl_0"].any()

@@ -528,16 +528,16 @@ class JointRun(LiveSession[TvflActive]):
         honest = self.active_role.train_on_parts
 
         def forge_gradients(
-            step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
+            step: int, rows_B: Tensor, representation_by_sender: Mapping[str, Tensor]
         ) -> tuple[StepLoss, dict[str, bytes]]:
             """Return the honest loss and gradients, with a forged one for the attacked passive.
 
-            `parts`: representations (B, ...) of each passive, by name.
+            `representation_by_sender`: representations (B, ...) of each passive, by name.
             """
-            h_BD = parts[passive].clone()
+            h_BD = representation_by_sender[passive].clone()
             # A gradient of the mean loss over B rows is 1 / B of one row's.
             forged_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
-            loss, gradients = honest(step, rows_B, parts)
+            loss, gradients = honest(step, rows_B, representation_by_sender)
             gradients[passive] = pack_tensors({"gradient": forged_BD.reshape(h_BD.shape).to(h_BD)})
             return loss, gradients
 
