@@ -238,17 +238,19 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
         np.testing.assert_allclose(active.trainer.common_NC[rows], mean, atol=1e-4)
     assert session.describe_attendance() == {"left": {"passive-2": 2}, "steps_without_all": 2}
     said = session.evaluate(next_step=4, is_final=True)[f"{method}_together"]
-    truth = active._party.data.table.labels[active._rows[active.tested]].numpy()
-    guessed = joint_scores(counted, active.tested.numpy()).argmax(1)
+    truth = active._party.data.table.labels[active._rows[active.test_positions]].numpy()
+    guessed = joint_scores(counted, active.test_positions.numpy()).argmax(1)
     assert float(said) == pytest.approx((guessed == truth).mean(), abs=0.01)
-    tested = active.tested.numpy()
+    tested = active.test_positions.numpy()
     part = sum(
         multiview.compute_joint_weight(view.zeta, active.trainer.zetas)
         * view.compute_scores(tested)
         for view in counted[:-1]
     )
-    joint = active.trainer.predict_jointly(active.tested, part, [2])
-    np.testing.assert_allclose(joint, joint_scores(counted, active.tested.numpy()), atol=1e-9)
+    joint = active.trainer.predict_jointly(active.test_positions, part, [2])
+    np.testing.assert_allclose(
+        joint, joint_scores(counted, active.test_positions.numpy()), atol=1e-9
+    )
 
 
 EPOCH = 4

@@ -167,7 +167,7 @@ class Paper:
         active: Any = session.active_role
         trainers = trainers_of(session)
         self.rows = active.training_rows.numpy()
-        self.asked = active.tested.numpy()
+        self.asked = active.test_positions.numpy()
         self.betas = betas
         self.zeta = np.array(zetas)
         self.own = own
