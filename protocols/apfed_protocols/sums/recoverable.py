@@ -721,14 +721,17 @@ class RecoverableContributor(SumContributor):
             )
         frame = self._frames.parse_own_setup(body, sender, self.me)
         link = self._link_by_peer[sender]
-        is_second_message = link.has_keys
-        frame.require_blobs(sender, 1 if is_second_message else 2)
-        if is_second_message:
-            packed_shares = link.open(frame.blobs[0], sequence=0, associated=_SETUP_ASSOCIATED_DATA)
-            step_secrets.shares_by_dealer[sender] = HolderShares.parse(packed_shares, sender=sender)
+        if link.has_keys:  # from the first message of this peer, so this is its second
+            frame.require_blobs(sender, 1)
+            (parcel,) = frame.blobs
+            packed_shares = link.open(parcel, sequence=0, associated=_SETUP_ASSOCIATED_DATA)
+            shares = HolderShares.parse(packed_shares, sender=sender)
+            step_secrets.shares_by_dealer[sender] = shares
             self._peers_without_shares.remove(sender)
             return ()
-        link.agree(*frame.blobs)
+        frame.require_blobs(sender, 2)
+        peer_public_key, peer_hello = frame.blobs
+        link.agree(peer_public_key, peer_hello)
         shares_for_sender = step_secrets.own_keys.pick_shares(sender).pack()
         parcel = link.seal(shares_for_sender, sequence=0, associated=_SETUP_ASSOCIATED_DATA)
         return (Outgoing(sender, self._frames.pack_setup(parcel)),)
