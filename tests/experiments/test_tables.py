@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from apfed_experiments.runner import StudyResults, run_study
+from apfed_experiments.summary import Interval
 from apfed_experiments.tables import TABLES, apfed, find_table
 from apfed_experiments.tables.apc_vfl import SCENARIOS, measure_exchange, score_local, score_student
 from apfed_experiments.tables.mmvfl import select_features
@@ -21,6 +23,7 @@ from apfed_experiments.tables.table import (
     PaperValue,
     TableExtent,
     TableRow,
+    _draw_curves,
     declare_study,
 )
 from secure_apfed.cli import execute
@@ -75,6 +78,24 @@ def toy(*, axis: str = "") -> PaperTable:
         make_extent=size,
         axis_title=axis,
     )
+
+
+@pytest.mark.parametrize("means", [(-5.0, 3.0), (3.0, -5.0)], ids=["first", "last"])
+def test_the_axis_reaches_the_curve_below_zero(means: tuple[float, float]) -> None:
+    """Only the last curve was looked at, so a loss of another one was cut off."""
+    rows = [
+        {
+            "table_row": line(name, axis_position=position),
+            "interval": Interval(mean, mean - 1, mean + 1),
+            "paper": None,
+            "paper_sd": None,
+        }
+        for name, mean in zip(("a", "b"), means, strict=True)
+        for position in (1.0, 2.0)
+    ]
+    axes = Figure().add_subplot()
+    _draw_curves(axes, rows, toy(axis="x"))
+    assert axes.get_ylim()[0] < min(means)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))

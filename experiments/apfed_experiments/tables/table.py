@@ -602,7 +602,7 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
     ticks = sorted({row["table_row"].axis_position for row in rows})
     # Curves are shifted to both sides of the tick; an axis with one tick has length 1.
     shift_step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
-    for index, (name, rows) in enumerate(rows_by_curve.items()):
+    for index, (name, curve_rows) in enumerate(rows_by_curve.items()):
         colour = COLOURS[index % len(COLOURS)]
         shift = shift_step * (index - (len(rows_by_curve) - 1) / 2)
         own_style: dict[str, Any] = {"marker_and_line": "o-", "label": name}
@@ -612,12 +612,12 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
             "mfc": "white",
         }
         for intervals, style in (
-            ([row["interval"] for row in rows], own_style),
-            ([_make_paper_interval(row) for row in rows], paper_style),
+            ([row["interval"] for row in curve_rows], own_style),
+            ([_make_paper_interval(row) for row in curve_rows], paper_style),
         ):
             points = [
                 (row["table_row"].axis_position + shift, interval)
-                for row, interval in zip(rows, intervals, strict=True)
+                for row, interval in zip(curve_rows, intervals, strict=True)
                 if interval is not None
             ]
             if points:
