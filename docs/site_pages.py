@@ -189,7 +189,7 @@ def sentences(subject: str) -> str:
 def keys(subject: str) -> str:
     """Every key of `run` or `party`, by its path; what is kept by name has NAME in it."""
     from secure_apfed.organisations.party import PartyFile
-    from secure_apfed.settings.run import RunSettings
+    from secure_apfed.settings import RunSettings
 
     rows = [list(row) for row in _rows({"run": RunSettings, "party": PartyFile}[subject], "")]
     return _markdown(["key", "takes: default", "what it says"], rows)

@@ -22,8 +22,7 @@ from pydantic import (
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.base.names import Name, check_parties
-from secure_apfed.settings import FollowsFrom, Settings, SilentPassive, protects
-from secure_apfed.settings.training import ObjectiveSettings
+from secure_apfed.settings import FollowsFrom, ObjectiveSettings, Settings, SilentPassive, protects
 
 AGGREGATOR = "aggregator"
 # Others build networks of a size that a party offers.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from apfed_attacks.interface import NOT_ATTACKED, AttackResult, Target
 from secure_apfed.exchange.secure_sums import explain_unreadable, find_sum_class
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings
 
 __all__ = [
     "Direction",

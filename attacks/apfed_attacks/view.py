@@ -28,7 +28,7 @@ from secure_apfed.settings import describe_unknown_name
 
 if TYPE_CHECKING:
     from apfed_protocols.sums.frames import Frame
-    from secure_apfed.settings.training import ObjectiveSettings, TrainSettings
+    from secure_apfed.settings import ObjectiveSettings, TrainSettings
 
 __all__ = [
     "AdversaryView",

@@ -73,7 +73,7 @@ from secure_apfed.organisations.local import prepare_parties, run_relay
 from secure_apfed.organisations.party import ConnectedParty, PartyFile, join_session
 from secure_apfed.privacy.release import PrivateRelease
 from secure_apfed.runs.run import LINK_TYPES, LinkType
-from secure_apfed.settings.training import ContrastiveSettings
+from secure_apfed.settings import ContrastiveSettings
 
 _TIMEOUT_S = 60.0
 _BATCH_SIZE = 256

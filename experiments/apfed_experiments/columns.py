@@ -17,8 +17,8 @@ from apfed_attacks.headlines import list_directions
 from apfed_attacks.interface import NOT_ATTACKED
 from apfed_experiments.summary import Gain, Interval, Row, adjust_p_values
 from secure_apfed.base.files import to_csv, write_atomically
+from secure_apfed.settings import RunSettings
 from secure_apfed.settings.promises import spell_epsilon
-from secure_apfed.settings.run import RunSettings
 
 Formatter: TypeAlias = Callable[[Any], str]
 """Function that writes a value for people."""

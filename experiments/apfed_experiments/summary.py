@@ -11,8 +11,8 @@ from scipy.stats import t
 
 from secure_apfed.data import DATASETS
 from secure_apfed.measures.table import ACCURACY, MEASURES
+from secure_apfed.settings import MethodSettings
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.method import MethodSettings
 
 Row: TypeAlias = dict[str, Any]
 """A row of a table: numbers, texts, intervals or None by column."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from secure_apfed.config import Config
 from secure_apfed.runs.outcome import Outcome, count_measured_rows
-from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings import MethodSettings
 
 __all__ = ["describe_tested_rows", "title_inference"]
 

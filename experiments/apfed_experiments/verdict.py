@@ -19,13 +19,13 @@ from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.runs.outcome import count_measured_rows
+from secure_apfed.settings import RunSettings
 from secure_apfed.settings.promises import (
     MEANING_BY_EPSILON,
     Promise,
     format_epsilon_title,
     spell_epsilon,
 )
-from secure_apfed.settings.run import RunSettings
 
 if TYPE_CHECKING:
     from apfed_experiments.finished import FinishedRun

@@ -37,7 +37,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.worth import check_leaving_out, leave_out, leave_out_settings
-from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings import TranscriptSettings
 
 READING = (
     f"{DEPENDENCE_NOTE} {ZERO_INTERVAL_NOTE} Means over the seeds with 95 % intervals, paired by "

@@ -11,7 +11,7 @@ from apfed_experiments import words
 from apfed_experiments.summary import Interval
 from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.worth import PassiveWorth, WhoHelped
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -32,8 +32,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.learning.votes import ROWS_PER_BLOCK
 from secure_apfed.measures.table import ACCURACY, MEASURES, Measure
 from secure_apfed.networks.models import NetworkFamily, Shape
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings, TrainSettings
+from secure_apfed.settings import ModelSettings, RunSettings, TrainSettings
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]

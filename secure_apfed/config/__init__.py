@@ -12,10 +12,9 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from secure_apfed.base.names import check_parties
 from secure_apfed.errors import ConfigError
+from secure_apfed.settings import MethodSettings, PassiveSettings, RunSettings
 from secure_apfed.settings.data import OWN_TABLES, DataSettings
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import AttackChoice, RunSettings
-from secure_apfed.settings.training import PassiveSettings
+from secure_apfed.settings.run import AttackChoice
 
 __all__ = ["AttackChoice", "Config"]
 

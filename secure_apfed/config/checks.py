@@ -16,9 +16,8 @@ from secure_apfed.measures.table import MEASURES, list_measure_names
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
 from secure_apfed.privacy.defences import take_defence
 from secure_apfed.privacy.guard import GUARDS
-from secure_apfed.settings import describe_unknown_name
+from secure_apfed.settings import RunSettings, describe_unknown_name
 from secure_apfed.settings.data import OWN_TABLES, DataSettings
-from secure_apfed.settings.run import RunSettings
 
 
 def _find_measure(name: str) -> str:

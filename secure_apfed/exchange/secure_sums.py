@@ -2,8 +2,7 @@
 
 from apfed_protocols.sums import SECURE_SUMS, SecureSum, format_sum_name
 from secure_apfed.errors import ConfigError
-from secure_apfed.settings import suggest_name
-from secure_apfed.settings.training import SumSettings
+from secure_apfed.settings import SumSettings, suggest_name
 
 
 def find_sum_class(settings: SumSettings) -> type[SecureSum]:

@@ -26,7 +26,7 @@ from secure_apfed.base.files import MAX_BYTES, PAYLOADS, PathLike, open_plain, o
 from secure_apfed.base.formats import RECORDING
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings import TranscriptSettings
 
 _SUM = "sum"
 KEPT_KINDS = frozenset(

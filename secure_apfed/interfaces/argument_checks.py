@@ -10,9 +10,7 @@ from typing import Any
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.interfaces.parties import Active, Contrastive, Gaussian, Passive, Reconstruction
-from secure_apfed.settings import Settings
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.training import ModelSettings, TrainSettings
+from secure_apfed.settings import MethodSettings, ModelSettings, Settings, TrainSettings
 
 
 def read_section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Recording, RunResult, load_recording
 from secure_apfed.runs.run import run_in_memory
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import ModelSettings
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult

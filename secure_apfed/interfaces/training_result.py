@@ -19,8 +19,8 @@ from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.active_model import ActiveModel
 from secure_apfed.runs.outcome import RunResult
+from secure_apfed.settings import TrainSettings
 from secure_apfed.settings.promises import list_epsilons_by_title
-from secure_apfed.settings.training import TrainSettings
 
 if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult

@@ -22,8 +22,7 @@ from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute, make_eager_class
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
-from secure_apfed.settings import THE_ACTIVE, Settings, protects
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import THE_ACTIVE, ModelSettings, Settings, protects
 
 _ADAM = make_eager_class(torch.optim.Adam)
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from secure_apfed.contract import PassiveTerms
 from secure_apfed.errors import ModelError
-from secure_apfed.settings.training import BlackBoxSettings
+from secure_apfed.settings import BlackBoxSettings
 
 GradientFunction: TypeAlias = Callable[[int, NDArray[np.int64], NDArray[np.floating]], Any]
 """(step, rows, z) -> gradient. `step`: number of the run's step, rising; `rows`: (B,), positions in

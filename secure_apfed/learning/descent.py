@@ -24,7 +24,8 @@ from secure_apfed.base.seeds import draws_nothing, may_draw, seed_draws
 from secure_apfed.base.transfers import fetch_tensors, send_tensor
 from secure_apfed.errors import ApfedError, ConfigError, ModelError
 from secure_apfed.networks.models import Intercept
-from secure_apfed.settings.training import DEVICE, TrainSettings
+from secure_apfed.settings import TrainSettings
+from secure_apfed.settings.training import DEVICE
 
 ALL_ROWS = slice(None)
 """All rows of a batch."""

@@ -41,16 +41,16 @@ from secure_apfed.networks.models import (
     output_shape,
 )
 from secure_apfed.networks.objectives import Objective
-from secure_apfed.settings import Settings
-from secure_apfed.settings.data import ROWS_BY_OWN_CODE, PartySettings
-from secure_apfed.settings.plugins import IMPORT_PATH, ImportPath, expand_name, import_callable
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import (
+from secure_apfed.settings import (
     BlackBoxSettings,
     ModelSettings,
     OwnLossSettings,
     PassiveSettings,
+    RunSettings,
+    Settings,
 )
+from secure_apfed.settings.data import ROWS_BY_OWN_CODE, PartySettings
+from secure_apfed.settings.plugins import IMPORT_PATH, ImportPath, expand_name, import_callable
 
 ModuleSource: TypeAlias = nn.Module | Callable[..., Any]
 LossSource: TypeAlias = nn.Module | Callable[..., Any]

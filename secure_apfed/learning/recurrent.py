@@ -23,7 +23,7 @@ from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError
 from secure_apfed.learning.descent import Compute, make_eager_class
 from secure_apfed.networks.models import SequenceEncoder, check_layer_size, make_encoder_and_head
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import ModelSettings
 
 _Floats = NDArray[np.float64]
 

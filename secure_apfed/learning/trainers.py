@@ -37,7 +37,7 @@ from secure_apfed.measures.table import Scored, compute_balanced_weights, score_
 from secure_apfed.measures.tasks import Classification, Task, score_rows
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 
 _EVALUATION_ROWS = 1000
 """Rows that are evaluated at a time, to save memory."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from secure_apfed.base.seeds import derive_seed
 from secure_apfed.base.transfers import StepLoss, defer_reading
 from secure_apfed.learning.descent import ActiveNetworks, Trainer
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

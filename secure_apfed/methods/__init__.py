@@ -48,9 +48,8 @@ from secure_apfed.methods.votes import SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_randomised import RandomisedVotes
 from secure_apfed.methods.votes_rehearsal import Rehearsal
-from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings import MethodSettings, RunSettings
 from secure_apfed.settings.plugins import PluginTable, require_class
-from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "ALONE",

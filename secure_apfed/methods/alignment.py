@@ -52,8 +52,8 @@ from secure_apfed.learning.calibration import RARE_SHARE
 from secure_apfed.measures.intervals import MIN_POSITIVES, MIN_ROWS
 from secure_apfed.methods.method import FOR_THE_ACTIVE, Method
 from secure_apfed.methods.party import PartyContext
+from secure_apfed.settings import RunSettings
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.settings.run import RunSettings
 
 DEALER = "dealer"
 _UNFINISHED = "alignment"

@@ -42,8 +42,7 @@ from secure_apfed.methods.session_sum import (
     SumMethod,
 )
 from secure_apfed.methods.single_view import SingleView, SingleViewActive
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.training import ContrastiveSettings, ReconstructionSettings
+from secure_apfed.settings import ContrastiveSettings, MethodSettings, ReconstructionSettings
 
 
 class ApfedSettings(MethodSettings):

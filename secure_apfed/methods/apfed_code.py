@@ -52,8 +52,7 @@ from secure_apfed.methods.terms import find_clip
 from secure_apfed.networks.models import CrossView, Projection, Shape
 from secure_apfed.networks.rank import compute_number_limit, count_columns
 from secure_apfed.privacy.noise import clip_rows
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import MethodSettings, RunSettings
 
 REQUEST_STEP = 0
 """The step number of the active's request."""

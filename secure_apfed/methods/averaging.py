@@ -61,8 +61,7 @@ from secure_apfed.methods.session_sum import (
     SumHelper,
     SumMethod,
 )
-from secure_apfed.settings import protects
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings, protects
 
 _COUNTED_POSITION = torch.zeros(1, dtype=torch.int64)
 """The one position (1,) that every answer is counted for: the parties have no rows in common."""

@@ -12,9 +12,8 @@ from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy.defences import check_defences
 from secure_apfed.privacy.randomised_response import MultiStageResponse
-from secure_apfed.settings import describe_unknown_name
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings, ThresholdChoice
+from secure_apfed.settings import MethodSettings, RunSettings, describe_unknown_name
+from secure_apfed.settings.run import ThresholdChoice
 
 
 def check_method(config: RunSettings) -> None:

@@ -100,10 +100,8 @@ from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.session_sum import AnswerLimits, blame_active_too
 from secure_apfed.methods.student import StudentActive, warn_of_no_help
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
-from secure_apfed.settings import THE_ACTIVE, protects
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings, Width
+from secure_apfed.settings import THE_ACTIVE, MethodSettings, ModelSettings, RunSettings, protects
+from secure_apfed.settings.training import MAX_PARAMETERS, Width
 
 _MAX_NUMBER = 1e100
 """The largest magnitude that `apfed_protocols.svd` takes."""

@@ -48,9 +48,7 @@ from secure_apfed.methods.session_sum import (
 )
 from secure_apfed.methods.student import LocalTraining
 from secure_apfed.networks.models import Shape
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import MethodSettings, ModelSettings, RunSettings
 
 
 class JointSettings(MethodSettings):

@@ -35,9 +35,7 @@ from secure_apfed.methods.session_sum import (
     SumMethod,
 )
 from secure_apfed.privacy.noise import clip_and_fetch
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import MethodSettings, ModelSettings, RunSettings
 
 SUM = "the others"
 """The name under which the head gets the sum of the passives' representations."""

@@ -50,9 +50,7 @@ from secure_apfed.methods.student import (
     standardise_parts,
 )
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.settings import protects
-from secure_apfed.settings.method import FormSettings
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import FormSettings, ModelSettings, protects
 
 HEAD = "head"
 

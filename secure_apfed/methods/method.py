@@ -26,9 +26,7 @@ from secure_apfed.methods.party import PartyContext, Role
 from secure_apfed.methods.privacy_reports import SignedReport, parse_report
 from secure_apfed.networks.models import Shape, family_for
 from secure_apfed.privacy.dp_sgd import WholeTraining
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import MethodSettings, ModelSettings, RunSettings
 
 FOR_THE_AGGREGATOR = 2
 FOR_AN_ANSWER = 4

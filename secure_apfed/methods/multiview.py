@@ -69,10 +69,7 @@ from secure_apfed.methods.session_sum import (
     SumMethod,
 )
 from secure_apfed.networks.models import make_encoder_and_head
-from secure_apfed.settings import protects
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import MethodSettings, ModelSettings, RunSettings, protects
 
 Floats = NDArray[np.float64]
 

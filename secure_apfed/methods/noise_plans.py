@@ -22,9 +22,8 @@ from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, s
 from secure_apfed.privacy.defences import DEFENCES
 from secure_apfed.privacy.dp_sgd import calibrate_updates
 from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.settings import BlackBoxSettings, NoiseSettings, OwnLossSettings, RunSettings
 from secure_apfed.settings.privacy import DpSgdSettings
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnLossSettings
 
 
 def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: RepresentationGuard) -> float:

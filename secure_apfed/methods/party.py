@@ -70,14 +70,14 @@ from secure_apfed.privacy.guard import (
 from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.settings.method import GradientKind
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import (
+from secure_apfed.settings import (
     BlackBoxSettings,
     ModelSettings,
     ObjectiveSettings,
     OwnLossSettings,
+    RunSettings,
 )
+from secure_apfed.settings.method import GradientKind
 
 _MAX_COUNTED_COLUMNS = 4096
 """Columns of a passive's table up to which the distinct ones are counted; wider tables are never

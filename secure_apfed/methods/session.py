@@ -84,8 +84,7 @@ from secure_apfed.methods.privacy_reports import (
 from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack_passives
 from secure_apfed.networks.rank import count_columns, describe_opened_numbers
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.settings import SilentPassive
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings, SilentPassive
 
 T = TypeVar("T")
 _LONGER_THAN_ANY_RUN = 1_000_000

@@ -29,8 +29,7 @@ from secure_apfed.methods.method import (
     StepCounter,
 )
 from secure_apfed.methods.party import ActiveParts, PartyContext
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import MethodSettings, RunSettings
 
 _LOCAL_MODELS = "local models"
 """Prefix of the local models' tensors in a checkpoint."""

@@ -18,8 +18,7 @@ from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import find_first_epoch
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ObjectiveSettings
+from secure_apfed.settings import ObjectiveSettings, RunSettings
 
 ROWS_AT_ONCE = 4096
 """Largest number of rows in a request, in methods that send passives one request in a run."""

@@ -39,8 +39,7 @@ from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionT
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.session_sum import SessionSum, SumHelper, SumLearner, SumMethod
 from secure_apfed.methods.student import PriorName, Student, StudentActive, find_prior
-from secure_apfed.settings import THE_ACTIVE, protects
-from secure_apfed.settings.method import FormSettings, MethodSettings
+from secure_apfed.settings import THE_ACTIVE, FormSettings, MethodSettings, protects
 
 Floats = NDArray[np.float64]
 

@@ -42,8 +42,7 @@ from secure_apfed.methods.session_sum import DurableLog, RefusedSums, blame_acti
 from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
 from secure_apfed.methods.votes_counted import BallotAggregator, CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.settings import protects
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings, protects
 
 _MAX_LABELLED = 4096
 """Labels that a sum of products takes at most."""

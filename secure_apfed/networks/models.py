@@ -24,7 +24,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from secure_apfed.base.seeds import draws_nothing, limit_threads
 from secure_apfed.errors import ApfedError, ModelError
 from secure_apfed.networks.rank import compute_number_limit, count_columns
-from secure_apfed.settings.training import MAX_PARAMETERS, ModelSettings
+from secure_apfed.settings import ModelSettings
+from secure_apfed.settings.training import MAX_PARAMETERS
 
 Shape = tuple[int, ...]
 _CONVOLUTION_PADDING = 1

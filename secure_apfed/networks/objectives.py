@@ -24,7 +24,7 @@ from secure_apfed.networks.models import (
     make_projection,
     output_shape,
 )
-from secure_apfed.settings.training import (
+from secure_apfed.settings import (
     ClusteringSettings,
     ContrastiveSettings,
     ModelSettings,

@@ -18,7 +18,7 @@ from torch import Tensor
 from secure_apfed.errors import NarrowTableWarning
 
 if TYPE_CHECKING:
-    from secure_apfed.settings.run import RunSettings
+    from secure_apfed.settings import RunSettings
 
 _MAX_ROWS = 4096
 """Largest number of rows that are read, evenly spread; a part of the rows never has a higher rank.

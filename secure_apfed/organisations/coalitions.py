@@ -16,7 +16,7 @@ from secure_apfed.contract import PartyRole
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.methods.alignment import hides_overlaps_by_transfers, needs_dealer
 from secure_apfed.methods.terms import may_lack_passives
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings
 
 __all__ = ["COALITIONS", "Coalition", "Conflict", "find_conflicts", "list_facts"]
 

@@ -19,7 +19,7 @@ from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_tensors
 from secure_apfed.runs.past_sessions import NO_EARLIER_SESSIONS, PastSessions
-from secure_apfed.settings.run import RunSettings, TranscriptSettings
+from secure_apfed.settings import RunSettings, TranscriptSettings
 
 _MAX_STORED_BYTES = 2**28  # stored bytes of the first releases, and as many of the last
 _NO_ROWS = torch.empty(0, dtype=torch.int64)

@@ -81,8 +81,8 @@ from secure_apfed.runs.folder import (
     load_project_end,
     require_open_project,
 )
+from secure_apfed.settings import TranscriptSettings
 from secure_apfed.settings.promises import NOTHING_SENT, Promise, find_party_guarantee
-from secure_apfed.settings.run import TranscriptSettings
 
 __all__ = ["AnswerLog", "JointPredictionCounts", "predict_jointly", "serve_party"]
 

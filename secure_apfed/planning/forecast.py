@@ -60,11 +60,15 @@ from secure_apfed.privacy.dp_sgd import calibrate_updates
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
-from secure_apfed.settings import Settings
+from secure_apfed.settings import (
+    BlackBoxSettings,
+    ContrastiveSettings,
+    ModelSettings,
+    Settings,
+    TranscriptSettings,
+)
 from secure_apfed.settings.data import OWN_TABLES, TableShape
 from secure_apfed.settings.promises import Promise, list_guarantees
-from secure_apfed.settings.run import TranscriptSettings
-from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings, ModelSettings
 
 # Warnings are given above these limits.
 _MANY_NUMBERS = 1024  # numbers that are sent for a row in each step

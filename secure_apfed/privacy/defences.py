@@ -25,8 +25,8 @@ from torch import Tensor
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.noise import NoiseSource
-from secure_apfed.settings import Settings
-from secure_apfed.settings.method import GradientKind, MethodSettings, Side
+from secure_apfed.settings import MethodSettings, Settings
+from secure_apfed.settings.method import GradientKind, Side
 from secure_apfed.settings.plugins import PluginTable, require_class
 from secure_apfed.settings.privacy import (
     CompressionSettings,

@@ -43,9 +43,9 @@ from secure_apfed.learning.own_code import ModuleSource, OwnFamily, UserFunction
 from secure_apfed.measures.tasks import TASKS, Classification, Task
 from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.settings import ModelSettings
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.plugins import IMPORT_PATH, reading_settings
-from secure_apfed.settings.training import ModelSettings
 
 
 class _NetworkCard(BaseModel):

@@ -36,7 +36,7 @@ from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import Session
 from secure_apfed.networks.models import RandomFeatures
 from secure_apfed.runs.outcome import Calibration
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings
 
 _MIN_PROBABILITY = 1e-12  # smaller probabilities are raised to this one before their logarithm
 _MIN_UNLABELLED_ROWS = 30

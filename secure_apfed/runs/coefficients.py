@@ -16,7 +16,7 @@ from secure_apfed.data.encoding import NumericColumn
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.networks.models import Intercept, LinearPredictor
 from secure_apfed.runs.outcome import Coefficient, PartyCoefficients
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings
 
 # The quantity that the terms of a linear regression add up to. It is in the label's own unit, or in
 # standard deviations of the label if the label's scale is unknown.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from secure_apfed.base.peer_text import quote_text
 from secure_apfed.runs.folder import SEALED_PROJECT
+from secure_apfed.settings import RunSettings
 from secure_apfed.settings.protection import find_weakened_settings
-from secure_apfed.settings.run import RunSettings
 
 __all__ = ["describe_shared_organisations", "describe_weakened_settings"]
 

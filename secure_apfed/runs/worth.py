@@ -30,7 +30,7 @@ from secure_apfed.measures.table import find_measure
 from secure_apfed.methods.terms import make_sum
 from secure_apfed.runs.outcome import Count, RunResult, StoredResult
 from secure_apfed.runs.run import run
-from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings import TranscriptSettings
 
 __all__ = [
     "PassiveWorth",

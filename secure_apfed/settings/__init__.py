@@ -12,23 +12,92 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
+
+from apfed_protocols.lazy_names import give_names
+
+if TYPE_CHECKING:
+    from secure_apfed.settings.method import (
+        FormSettings,
+        MethodSettings,
+    )
+    from secure_apfed.settings.run import (
+        RunSettings,
+        TranscriptSettings,
+    )
+    from secure_apfed.settings.training import (
+        BlackBoxSettings,
+        ClusteringSettings,
+        ContrastiveSettings,
+        ModelSettings,
+        NoiseSettings,
+        ObjectiveSettings,
+        OwnLossSettings,
+        PassiveSettings,
+        ReconstructionSettings,
+        SumSettings,
+        TrainSettings,
+    )
 
 __all__ = [
     "EACH_ALONE",
     "THE_ACTIVE",
+    "BlackBoxSettings",
+    "ClusteringSettings",
+    "ContrastiveSettings",
     "DecidedBy",
     "FollowsFrom",
+    "FormSettings",
+    "MethodSettings",
+    "ModelSettings",
     "NoProtection",
+    "NoiseSettings",
+    "ObjectiveSettings",
+    "OwnLossSettings",
+    "PassiveSettings",
     "Protection",
+    "ReconstructionSettings",
+    "RunSettings",
     "Settings",
     "SilentPassive",
+    "SumSettings",
+    "TrainSettings",
+    "TranscriptSettings",
     "describe_unknown_name",
     "protects",
     "suggest_name",
 ]
+
+if not TYPE_CHECKING:  # type checkers read the imports above
+    __getattr__, __dir__ = give_names(
+        __name__,
+        __all__,
+        {
+            "secure_apfed.settings.method": (
+                "FormSettings",
+                "MethodSettings",
+            ),
+            "secure_apfed.settings.run": (
+                "RunSettings",
+                "TranscriptSettings",
+            ),
+            "secure_apfed.settings.training": (
+                "BlackBoxSettings",
+                "ClusteringSettings",
+                "ContrastiveSettings",
+                "ModelSettings",
+                "NoiseSettings",
+                "ObjectiveSettings",
+                "OwnLossSettings",
+                "PassiveSettings",
+                "ReconstructionSettings",
+                "SumSettings",
+                "TrainSettings",
+            ),
+        },
+    )
 
 _MAX_NAME_CHARACTERS = 80
 SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]

@@ -13,7 +13,7 @@ from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, Kind, Transcript, pack_tensors
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings import TranscriptSettings
 
 PASSIVES = ("passive-1", "passive-2")
 CLASSES = 3

@@ -36,7 +36,7 @@ from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.networks.objectives import contrastive_loss
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.settings.training import ContrastiveSettings
+from secure_apfed.settings import ContrastiveSettings
 from tests.attacks.recordings import (
     ask,
     live_config,

@@ -18,8 +18,8 @@ from apfed_attacks.view import AttackError
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
+from secure_apfed.settings import TrainSettings
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.settings.training import TrainSettings
 from tests.attacks.recordings import ByHeart, run_attack
 from tests.secure_apfed.small_runs import small_config
 

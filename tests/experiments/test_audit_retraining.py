@@ -34,7 +34,7 @@ from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates
 from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 from tests.secure_apfed import seats
 
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, 4))}

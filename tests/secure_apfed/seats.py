@@ -34,7 +34,7 @@ from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 from tests.secure_apfed.small_runs import Said, small_config
 
 Network = TypeVar("Network", bound=InMemoryNetwork)

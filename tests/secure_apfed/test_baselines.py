@@ -49,7 +49,7 @@ from secure_apfed.baselines.networks import (
     separate_parameters,
 )
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.settings.training import ModelSettings, TrainSettings
+from secure_apfed.settings import ModelSettings, TrainSettings
 
 Rows = tuple[FloatArray, IntArray]
 

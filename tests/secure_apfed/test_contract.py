@@ -15,8 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import load_data
 from secure_apfed.methods import METHODS, open_session
-from secure_apfed.settings import Settings
-from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings import MethodSettings, Settings
 from tests.secure_apfed import seats
 from tests.secure_apfed.small_runs import small_config
 

@@ -26,8 +26,7 @@ from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations import project
 from secure_apfed.runs.folder import SEALED_PROJECT
-from secure_apfed.settings import Settings
-from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings import RunSettings, Settings
 
 ROWS = 24
 BASES: Mapping[str, dict[str, Any]] = {

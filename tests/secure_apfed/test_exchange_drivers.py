@@ -17,7 +17,7 @@ import torch
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind, Links, Transcript
-from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings import TranscriptSettings
 from tests.secure_apfed.seats import network
 
 NAMES = ("ann", "bob", "cid")

@@ -22,7 +22,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import ModelSettings
 from secure_apfed.testing import check_objective
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed import test_labellers

@@ -34,10 +34,15 @@ from secure_apfed.methods import METHODS, votes_encrypted
 from secure_apfed.networks.models import NETWORKS, Projection
 from secure_apfed.networks.objectives import Clustering, contrastive_loss
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.settings import EACH_ALONE, Settings
+from secure_apfed.settings import (
+    EACH_ALONE,
+    ClusteringSettings,
+    ModelSettings,
+    RunSettings,
+    Settings,
+)
 from secure_apfed.settings.data import TableShape
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import MAX_PARAMETERS, ClusteringSettings, ModelSettings
+from secure_apfed.settings.training import MAX_PARAMETERS
 from tests.contracts.product_parties import agreement
 from tests.memory import trace_memory
 from tests.secure_apfed.small_runs import small_config

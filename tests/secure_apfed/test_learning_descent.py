@@ -21,7 +21,7 @@ from secure_apfed.methods.method import pick_held_out_rows, split_batches
 from secure_apfed.networks.models import RandomFeatures
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 from tests.secure_apfed.small_runs import interrupt_run, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

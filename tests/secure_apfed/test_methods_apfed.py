@@ -25,7 +25,7 @@ from secure_apfed.methods import Session, open_session
 from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.settings.training import SumSettings
+from secure_apfed.settings import SumSettings
 from tests.memory import trace_memory
 from tests.secure_apfed.seats import ROWS, active_of, passives_of, random_data, step_config
 from tests.secure_apfed.seats import envelope as envelope_of

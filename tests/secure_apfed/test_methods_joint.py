@@ -19,7 +19,7 @@ from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.joint import SUBSTITUTES, TvflActive, TvflPassive
 from secure_apfed.runs.run import run
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 from tests.secure_apfed.seats import (
     CLASSES,
     ROWS,

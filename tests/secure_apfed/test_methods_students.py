@@ -32,7 +32,7 @@ from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.run import run
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import ModelSettings
 from tests.secure_apfed.seats import active_of, envelope, step_config
 from tests.secure_apfed.small_runs import interrupt_run, read_stderr, run_as_json, small_config
 

@@ -22,7 +22,7 @@ from secure_apfed.networks.models import SequenceEncoder, make_encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.columns import pick_columns, restrict_columns
 from secure_apfed.runs.run import run
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import ModelSettings
 from tests.secure_apfed.small_runs import Said, run_as_json, small_config
 from tests.with_crypten import pair_of
 

@@ -26,7 +26,7 @@ from secure_apfed.networks.models import (
     output_shape,
 )
 from secure_apfed.networks.objectives import OBJECTIVES, contrastive_loss
-from secure_apfed.settings.training import (
+from secure_apfed.settings import (
     ClusteringSettings,
     ContrastiveSettings,
     ModelSettings,

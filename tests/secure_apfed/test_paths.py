@@ -21,7 +21,7 @@ from secure_apfed.exchange import Transcript
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.accountants import NoPrivacy
 from secure_apfed.psi import AlignmentHistory
-from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings import TranscriptSettings
 
 
 class Named:

@@ -33,9 +33,8 @@ from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.active_model import load_model
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run, run_in_memory
-from secure_apfed.settings import plugins
+from secure_apfed.settings import OwnLossSettings, plugins
 from secure_apfed.settings.plugins import ENTRY_POINT_GROUPS, PluginKind
-from secure_apfed.settings.training import OwnLossSettings
 from secure_apfed.testing import check_method, check_objective
 from tests.docs.pages import DOCS
 from tests.secure_apfed.small_runs import small_config
@@ -55,7 +54,7 @@ from secure_apfed.networks.objectives import Objective
 from secure_apfed.privacy.defences import GradientDefence
 from secure_apfed.privacy.guard import GaussianGuard, RepresentationGuard
 from secure_apfed.settings import Settings
-from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings import MethodSettings
 
 
 class MethodOfOthersSettings(MethodSettings):

@@ -26,7 +26,7 @@ from secure_apfed.privacy.accountants import (
 )
 from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 from tests.secure_apfed.seats import LoneActive, random, sum_of
 from tests.secure_apfed.small_runs import small_config
 

@@ -12,9 +12,8 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.organisations.party import OwnLimits, list_protections
-from secure_apfed.settings import FollowsFrom, Protection, Settings, protects
+from secure_apfed.settings import FollowsFrom, ModelSettings, Protection, Settings, protects
 from secure_apfed.settings.protection import find_weakened_settings, list_key_protections
-from secure_apfed.settings.training import ModelSettings
 
 SHOP = Path("shop/party.yaml")
 MARKS = list_protections()

@@ -37,8 +37,8 @@ from secure_apfed.learning.own_code import (
     split_user_functions,
 )
 from secure_apfed.runs.run import run, run_in_memory
+from secure_apfed.settings import OwnLossSettings, SumSettings
 from secure_apfed.settings.plugins import import_callable
-from secure_apfed.settings.training import OwnLossSettings, SumSettings
 from tests.secure_apfed.small_runs import small_config
 
 N = 120

@@ -29,7 +29,7 @@ from secure_apfed.learning.descent import Descent, OwnOptimization
 from secure_apfed.learning.own_code import UserFunctions
 from secure_apfed.learning.release import ChargedGuard
 from secure_apfed.privacy.dp_sgd import PrivateGradient
-from secure_apfed.settings.training import TrainSettings
+from secure_apfed.settings import TrainSettings
 from tests.secure_apfed.test_training import (
     QUICK,
     ROWS,

@@ -40,10 +40,10 @@ from secure_apfed.privacy.randomised_response import (
     LabelResponse,
     VoteResponse,
 )
-from secure_apfed.settings.method import MethodSettings
-from secure_apfed.settings.training import (
+from secure_apfed.settings import (
     ClusteringSettings,
     ContrastiveSettings,
+    MethodSettings,
     ModelSettings,
     ReconstructionSettings,
 )

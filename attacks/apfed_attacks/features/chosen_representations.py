@@ -30,7 +30,7 @@ from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
 from apfed_attacks.live.strategy import ActiveAttack, LiveActive, read_notes
 from apfed_attacks.view import AdversaryView, AgreedTerms, Knowledge
-from secure_apfed.settings.training import ContrastiveSettings
+from secure_apfed.settings import ContrastiveSettings
 
 _LENGTH = 4.0  # norm of what is sent, if the rules allow it
 

@@ -28,7 +28,7 @@ from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import Guess
 from apfed_attacks.view import AdversaryView, AgreedTerms, AttackError, Observed
 from secure_apfed.networks.objectives import contrastive_loss
-from secure_apfed.settings.training import ContrastiveSettings
+from secure_apfed.settings import ContrastiveSettings
 
 _MIN_BATCH = 2
 

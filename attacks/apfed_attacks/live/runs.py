@@ -70,7 +70,7 @@ from secure_apfed.methods.session_sum import (
 from secure_apfed.methods.votes import VotesActive, VotesPassive
 from secure_apfed.networks.objectives import Contrastive
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings import TranscriptSettings
 
 OfMethod = TypeVar("OfMethod", bound=ActiveRole)
 _UNBOUNDED = 1e30  # a norm that no row exceeds

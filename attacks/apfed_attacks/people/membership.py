@@ -27,10 +27,10 @@ from apfed_attacks.interface import Attack, FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.base.seeds import derive_seed, seed_draws, shuffle_rows
 from secure_apfed.networks.models import make_encoder_and_head
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from secure_apfed.settings.training import TrainSettings
+    from secure_apfed.settings import TrainSettings
 
 Strangers: TypeAlias = Literal["outside", "elsewhere"]
 """People who did not train at a party: of no party's training, or of another passive's."""

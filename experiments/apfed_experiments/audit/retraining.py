@@ -44,8 +44,8 @@ from secure_apfed.networks.models import make_encoder_and_head, make_projection
 from secure_apfed.networks.objectives import Reconstruction
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.noise import onto_ball
+from secure_apfed.settings import ModelSettings, ReconstructionSettings
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.training import ModelSettings, ReconstructionSettings
 
 Weights = Mapping[str, Tensor]
 """Parameters of a module by name, as `torch.func.functional_call` takes them."""

@@ -44,8 +44,8 @@ from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.runs.run import run
+from secure_apfed.settings import ReconstructionSettings
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.settings.training import ReconstructionSettings
 
 # A seed of Fashion-MNIST takes longer than all of digits.
 _INVERSION_SEEDS_BY_DATA = {"digits-in-6": range(3), "fashion_mnist-in-6": range(1)}

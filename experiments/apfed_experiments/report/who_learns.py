@@ -15,8 +15,7 @@ from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
 from secure_apfed.exchange.secure_sums import find_sum_class
 from secure_apfed.methods import METHODS
-from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import BlackBoxSettings
+from secure_apfed.settings import BlackBoxSettings, RunSettings
 
 
 class Role(StrEnum):

@@ -32,8 +32,8 @@ from secure_apfed.methods.multiview import (
     run_iteration,
     solve_weights,
 )
+from secure_apfed.settings import ModelSettings
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.settings.training import ModelSettings
 
 RowNumbers: TypeAlias = NDArray[np.int64]
 Weights: TypeAlias = Sequence[Floats]
