@@ -33,7 +33,13 @@ ENTRY_POINT = "secure_apfed"
 SETTINGS_PACKAGE = "secure_apfed.settings"
 # What settings may import of ours; of others, pydantic alone.
 OF_SETTINGS = frozenset(
-    {SETTINGS_PACKAGE, "secure_apfed.errors", "secure_apfed.base", "secure_apfed.base.names"}
+    {
+        SETTINGS_PACKAGE,
+        "apfed_protocols.lazy_names",
+        "secure_apfed.errors",
+        "secure_apfed.base",
+        "secure_apfed.base.names",
+    }
 )
 METHODS_PACKAGE = "secure_apfed.methods"
 # Methods that are called by a word of the field, which tables of other things have, too: such a

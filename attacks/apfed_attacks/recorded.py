@@ -33,10 +33,11 @@ from apfed_attacks.view import (
     iter_batches,
     iter_requests,
 )
+from secure_apfed.alignment.positions import find_positions_in_table_order
 from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
-from secure_apfed.methods.alignment import find_positions_in_table_order, intersect_rows
+from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.averaging import AveragingSettings, LinearViews
 from secure_apfed.methods.multiview import LabelTerm
 from secure_apfed.methods.terms import find_objective

@@ -46,6 +46,7 @@ from apfed_protocols.svd import (
     SvdReceiver,
     SvdServer,
 )
+from secure_apfed.alignment.positions import find_positions, find_positions_in_table_order
 from secure_apfed.base.seeds import seed_draws
 from secure_apfed.baselines import BaselineTask
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationBounds
@@ -72,12 +73,7 @@ from secure_apfed.learning.release import check_rows, parse_representations
 from secure_apfed.learning.trainers import EncoderTrainer
 from secure_apfed.learning.votes import find_last_layer
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.alignment import (
-    DEALER,
-    find_positions,
-    find_positions_in_table_order,
-    receive_dealt,
-)
+from secure_apfed.methods.alignment import DEALER, receive_dealt
 from secure_apfed.methods.joint import Tvfl, TvflPassive
 from secure_apfed.methods.local_models import (
     Input,

@@ -31,7 +31,6 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensor
 from secure_apfed.learning.release import ChargedGuard, check_rows, parse_representations
 from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer
 from secure_apfed.measures.table import Scored
-from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
@@ -149,17 +148,13 @@ class TvflActive(ActiveRole):
         self.guarantee = parts.guarantee
         self._defences = party.make_defences("returned gradients")
         self.min_batch_rows = party.config.rules.minimum_batch
-        self.training_rows = find_positions_in_table_order(
-            parts.aligned_rows, party.data.labelled_rows
-        )
+        self.training_rows = party.find_positions(party.data.labelled_rows, parts.aligned_rows)
         self._own_row_by_position = parts.aligned_rows
         self._seed = party.secrets.seed
         self._test_rows = party.data.test_rows
         self._local_training = LocalTraining(party)
         self._party = party
-        self._aligned_test_rows = find_positions_in_table_order(
-            parts.aligned_rows, party.data.test_rows
-        )
+        self._aligned_test_rows = party.find_positions(party.data.test_rows, parts.aligned_rows)
         if party.config.method.can_weight_classes:
             learnt_rows = parts.aligned_rows[self.list_learnt_rows(party.config)]
             trainer.weigh_classes(learnt_rows, len(party.data.classes))

@@ -56,7 +56,6 @@ from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, r
 from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
 from secure_apfed.learning.release import check_norms, check_rows
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.session_sum import (
@@ -361,8 +360,8 @@ class MultiviewActive(ViewsActive):
         self._rows = rows
         self.checkpoint_parts = {"": trainer}  # an empty prefix: its tensors keep their names
         self.min_batch_rows = party.config.rules.minimum_batch
-        self.training_rows = find_positions_in_table_order(rows, party.data.train_rows)
-        self.test_positions = find_positions_in_table_order(rows, party.data.test_rows)
+        self.training_rows = party.find_positions(party.data.train_rows, rows)
+        self.test_positions = party.find_positions(party.data.test_rows, rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Run one iteration: send the common pseudo-labels Z, and set Z to the mean of all Z_k.
@@ -1114,7 +1113,7 @@ class Multiview(SumMethod):
         positions.
         """
         classes = len(party.data.classes)
-        train = find_positions_in_table_order(rows, party.data.train_rows)
+        train = party.find_positions(party.data.train_rows, rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(party.config.seed, "common pseudo-labels"))
         # Only training rows have pseudo-labels; those of other rows stay 0.

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key, fresh_key
 from apfed_protocols.seal import Identity, fresh_identity
+from secure_apfed.alignment.positions import find_positions_in_table_order
 from secure_apfed.base.names import UPDATES, ReleaseEpsilonName, log_file
 from secure_apfed.base.seeds import Draws, seed_draws
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationBounds
@@ -294,6 +295,14 @@ class PartyContext:
     def features_of(self, rows: Tensor) -> Any:
         """Return the features of these rows of its table, in the order of `rows`."""
         return select_rows(self.data.table.features, rows)
+
+    def find_positions(self, rows: Tensor, aligned_rows: Tensor) -> Tensor:
+        """Return the alignment positions of these rows of its table, in the table's order.
+
+        Rows that are not aligned are left out. `aligned_rows`: the row of its table at each of the
+        N alignment positions.
+        """
+        return find_positions_in_table_order(aligned_rows, rows)
 
     def derive_key(self, purpose: bytes) -> bytes:
         """Return 32 secret bytes for one purpose, derived from the party's noise key."""

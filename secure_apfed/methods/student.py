@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
+from secure_apfed.alignment.positions import find_positions
 from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
 from secure_apfed.base.transfers import StepLoss
 from secure_apfed.baselines import (
@@ -69,7 +70,7 @@ from secure_apfed.learning.votes import (
 )
 from secure_apfed.measures.table import Scored, normalise_scores
 from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
-from secure_apfed.methods.alignment import find_positions, intersect_rows
+from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.local_models import restore_networks, wrap_as_networks
 from secure_apfed.methods.method import ActiveRole, StepCounter
 from secure_apfed.methods.party import PartyContext

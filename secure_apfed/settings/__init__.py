@@ -3,7 +3,8 @@ metadata of a key say who decides it (`THE_ACTIVE`), and whom it protects (`prot
 
 Settings are names and numbers: this package imports nothing that does the work, and a name is
 looked up in its table where a `secure_apfed.config.Config` is made, which also checks that settings
-fit each other. `secure_apfed.settings.run` puts all together. A value out of range or an unknown
+fit each other. `secure_apfed.settings.run` puts all together. Sections of settings that other
+modules declare are loaded when their names are first used. A value out of range or an unknown
 key raises pydantic's ValidationError, which `secure_apfed.config.file` turns into a `ConfigError`
 with file, key and nearest key.
 """

@@ -150,11 +150,6 @@ class Promise:
             return self.text
         return f"{self.text}: {self.why}"
 
-    @property
-    def short_text(self) -> str:
-        """Name and value of the epsilon only, for a status line."""
-        return describe_epsilon(self.figure, self.epsilon)
-
     def format_title(self, *, names_fixed_part: bool = False) -> str:
         """Return the title of the epsilon: its name, its party, and what it covers.
 

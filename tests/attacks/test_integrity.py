@@ -15,7 +15,7 @@ from apfed_attacks.live.integrity import (
     poison_representations,
 )
 from apfed_attacks.live.runs import LiveRun, LiveSession, SummedRun, choose_backdoored_people
-from secure_apfed.methods.alignment import find_positions_in_table_order
+from secure_apfed.alignment.positions import find_positions_in_table_order
 from tests.attacks.recordings import live_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

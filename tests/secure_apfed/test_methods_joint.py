@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.alignment.positions import find_positions_in_table_order
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, pack_tensors
 from secure_apfed.learning.trainers import HeadTrainer, SumTrainer
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.alignment import find_positions_in_table_order
 from secure_apfed.methods.joint import SUBSTITUTES, TvflActive, TvflPassive
 from secure_apfed.runs.run import run
 from secure_apfed.settings import TrainSettings

@@ -34,6 +34,7 @@ from apfed_protocols.lazy_names import make_former_name
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
 from apfed_protocols.sums.interface import USUAL_BITS, FloatArray, StepBinding, SumAgreement
+from secure_apfed.alignment.positions import find_positions, find_positions_in_table_order
 from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.base.transfers import StepLoss
 from secure_apfed.config import Config
@@ -50,11 +51,7 @@ from secure_apfed.learning.release import (
     make_representation_specs,
 )
 from secure_apfed.methods import ActiveRole, Simulation, open_session
-from secure_apfed.methods.alignment import (
-    find_positions,
-    find_positions_in_table_order,
-    intersect_rows,
-)
+from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.joint import TvflActive

@@ -30,7 +30,7 @@ from apfed_attacks.live.runs import (
 from apfed_experiments.leaks.live import VICTIM, MeasuredRow, make_live_config
 from apfed_experiments.leaks.votes import open_votes_run
 from apfed_experiments.summary import Row
-from secure_apfed.methods.alignment import find_positions_in_table_order
+from secure_apfed.alignment.positions import find_positions_in_table_order
 
 _ADVERSARY = VICTIM
 _SEEDS = range(3)
