@@ -277,9 +277,15 @@ def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
             f"{shape.features:,} features: ask {name} whether that is right, or take smaller "
             "batches (train.batch_size) or networks (model)"
         )
-    batch_size = min(config.train.batch_size, active_row_count)
+    passives = list(shapes)[1:]
+    if _is_contrastive(config, passives):
+        _require_pair_memory(min(config.train.batch_size, active_row_count))
+
+
+def _require_pair_memory(batch_size: int) -> None:
+    """Raise DataError if a contrastive loss on this number of rows would not fit into memory."""
     pair_bytes = _ROW_PAIR_BYTES * batch_size**2
-    if _is_contrastive(config, [*shapes][1:]) and pair_bytes > _MAX_FORECAST_BYTES:
+    if pair_bytes > _MAX_FORECAST_BYTES:
         raise DataError(
             f"a contrastive objective compares all {batch_size:,} rows of a batch with each other "
             f"and would take about {pair_bytes / 2**30:,.1f} GiB, expected "
@@ -482,11 +488,7 @@ def _multiply_costs(
         shapes: shapes of the real tables, the active's first.
         row_factor: the number by which rows were divided.
     """
-
-    def multiply(count: float) -> int:
-        """Return a count of the real tables."""
-        return round(count * row_factor)
-
+    multiply = partial(_multiply_count, factor=row_factor)
     active_shape = next(iter(shapes.values()))
     labelled_count = multiply(forecast_of_smaller.labelled_rows)
     max_labelled_count = (
@@ -498,15 +500,6 @@ def _multiply_costs(
         else replace(link, messages=multiply(link.messages), wire_bytes=multiply(link.wire_bytes))
         for link in forecast_of_smaller.links
     )
-    size_warnings: list[str] = []
-    too_large_parties = [
-        name for name, shape in shapes.items() if shape.rows > config.alignment.maximum_ids
-    ]
-    if too_large_parties and config.method.needs_alignment:
-        size_warnings.append(
-            f"{', '.join(too_large_parties)}: more rows than alignment.maximum_ids "
-            f"({config.alignment.maximum_ids:,}); raise it at all parties"
-        )
     seconds = {
         phase: seconds * row_factor for phase, seconds in forecast_of_smaller.seconds.items()
     }
@@ -527,9 +520,25 @@ def _multiply_costs(
             replace(cost, wire_bytes=multiply(cost.wire_bytes), seconds=cost.seconds * row_factor)
             for cost in forecast_of_smaller.intersections
         ),
-        warnings=(*forecast_of_smaller.warnings, *size_warnings),
+        warnings=(*forecast_of_smaller.warnings, *_warn_of_id_limit(config, shapes)),
         tables=tuple(_estimate_table(name, shape) for name, shape in shapes.items()),
     )
+
+
+def _multiply_count(count: float, *, factor: float) -> int:
+    """Return a count of rows, steps, messages or bytes times this factor, rounded."""
+    return round(count * factor)
+
+
+def _warn_of_id_limit(config: Config, shapes: Mapping[str, TableShape]) -> Iterator[str]:
+    """Yield a warning if parties have more rows than the alignment takes IDs."""
+    max_id_count = config.alignment.maximum_ids
+    too_large_parties = [name for name, shape in shapes.items() if shape.rows > max_id_count]
+    if too_large_parties and config.method.needs_alignment:
+        yield (
+            f"{', '.join(too_large_parties)}: more rows than alignment.maximum_ids "
+            f"({max_id_count:,}); raise it at all parties"
+        )
 
 
 def _estimate_table(name: str, shape: TableShape) -> TableCost:
@@ -572,33 +581,20 @@ def _forecast_tables(
         scaled_rehearsal = _rehearse_training(config, agreed_config, data, plan)
         privacy = _compute_privacy(config)
     rehearsal = scaled_rehearsal.rehearsal
-    noise = config.method.find_noise(config)
+    do_passives_add_noise = config.method.find_noise(config) is not None
     releases = derive_limits(config).releases
-    cost_by_passive: dict[str, dict[str, Any]] = {
-        name: {
-            "figure": config.method.passives_epsilon_name,
-            "epsilon": ledger.would_cost(releases),
-            "delta": config.delta,
-            "releases": releases,
-        }
-        for name, ledger in rehearsal.ledger_by_passive.items()
-    }
+    cost_by_passive = _forecast_passive_costs(config, rehearsal.ledger_by_passive, releases)
     traffic = tuple(
         _scale_traffic(
             scaled_rehearsal, data, fixed_bytes_by_route=_count_fixed_bytes(config, data)
         )
     )
     intersections = _measure_intersection_costs(config, data)
-    measured_backend = _PROTOCOL_OF_SAME_COST.get(
-        config.alignment.selected_protocol, config.alignment.selected_protocol
-    )
-    evaluation_count = math.ceil(config.train.epochs / config.train.evaluate_every)
-    test_row_factor = len(data.test_rows) / len(rehearsal.data.test_rows)
-    evaluating_seconds = evaluation_count * rehearsal.evaluation_seconds * test_row_factor
     seconds: dict[PhaseName, float] = {
         "read": read_seconds,
-        "align": sum(cost.seconds for cost in intersections if cost.protocol == measured_backend),
-        "train": plan.steps * scaled_rehearsal.step_seconds + evaluating_seconds,
+        "align": _find_alignment_seconds(config, intersections),
+        "train": plan.steps * scaled_rehearsal.step_seconds
+        + _forecast_evaluation_seconds(config, rehearsal, test_row_count=len(data.test_rows)),
     }
     if time_baselines is not None:
         seconds["baselines"] = time_baselines(data)
@@ -624,9 +620,9 @@ def _forecast_tables(
         releases=privacy.releases,
         figure_passives=config.method.passives_epsilon_name,
         promises=list_guarantees(config, privacy, spent_by_passive=cost_by_passive),
-        epsilon_passives={name: account["epsilon"] for name, account in cost_by_passive.items()},
-        delta_passives=config.delta if noise else None,
-        releases_passives=releases if noise else None,
+        epsilon_passives={name: cost["epsilon"] for name, cost in cost_by_passive.items()},
+        delta_passives=config.delta if do_passives_add_noise else None,
+        releases_passives=releases if do_passives_add_noise else None,
         intersections=intersections,
         warnings=(
             *_find_warnings(config, rehearsal, traffic, privacy.epsilon_x, len(data.passives)),
@@ -634,6 +630,44 @@ def _forecast_tables(
             *(f"{description}; its time is not rehearsed" for description in black_box_warnings),
         ),
     )
+
+
+def _forecast_passive_costs(
+    config: Config, ledger_by_passive: Mapping[str, PrivacyLedger], releases: int
+) -> dict[str, dict[str, Any]]:
+    """Return the privacy cost of one person at each passive that adds noise, by passive.
+
+    `ledger_by_passive`: the passives' ledgers in the rehearsal. `releases`: the number of times
+    that one person is to be released.
+    """
+    return {
+        name: {
+            "figure": config.method.passives_epsilon_name,
+            "epsilon": ledger.would_cost(releases),
+            "delta": config.delta,
+            "releases": releases,
+        }
+        for name, ledger in ledger_by_passive.items()
+    }
+
+
+def _find_alignment_seconds(config: Config, intersections: Sequence["IntersectionCost"]) -> float:
+    """Return the seconds of the intersection protocol that the settings choose; 0 if none ran."""
+    chosen_protocol = config.alignment.selected_protocol
+    measured_protocol = _PROTOCOL_OF_SAME_COST.get(chosen_protocol, chosen_protocol)
+    return sum(cost.seconds for cost in intersections if cost.protocol == measured_protocol)
+
+
+def _forecast_evaluation_seconds(
+    config: Config, rehearsal: "_Rehearsal", *, test_row_count: int
+) -> float:
+    """Return the seconds of all evaluations of the run, from one evaluation of the rehearsal.
+
+    `test_row_count`: test rows of the run; the rehearsal has fewer.
+    """
+    evaluation_count = math.ceil(config.train.epochs / config.train.evaluate_every)
+    test_row_factor = test_row_count / len(rehearsal.data.test_rows)
+    return evaluation_count * rehearsal.evaluation_seconds * test_row_factor
 
 
 def _load_planned_data(config: Config, shapes: Mapping[str, TableShape] | None) -> VerticalData:
@@ -1085,32 +1119,32 @@ def _rehearse(
         aligned_share: share of the rows that all parties have.
         labelled_count: number of rows with a label to learn from.
     """
-    changes = {
-        "transcript": TranscriptSettings(keep="none"),
-        "alignment": config.alignment.for_trial_ids(),
-        "method": config.method.for_rehearsal(step_count, config.train.epochs),
-    }
-    rehearsal_config = config.model_copy(update=changes)
     row_count = batch_size * step_count
-    labelled_count = (
-        min(row_count, labelled_count) if config.method.has_single_exchange else row_count
+    rehearsed_label_count = row_count
+    if config.method.has_single_exchange:
+        rehearsed_label_count = min(row_count, labelled_count)
+    data = _make_random_data(
+        template, row_count, aligned_share, labelled_count=rehearsed_label_count
     )
-    data = _make_random_data(template, row_count, aligned_share, labelled_count=labelled_count)
     # A black box is not called for synthetic people.
     user_functions = {
         name: UserFunctions(gradient=_contribute_zeros)
         for name in _list_black_boxes(config, template)
     }
     with limit_threads_for(config.model, batch_size, [table.shape for table in data.tables]):
-        inputs = SimulationInputs(config=rehearsal_config, data=data, code_by_party=user_functions)
+        inputs = SimulationInputs(
+            config=_make_rehearsal_config(config, step_count),
+            data=data,
+            code_by_party=user_functions,
+        )
         session = Simulation(METHODS[config.method.name], inputs)
         setup_flows = session.transcript.flows
         loop = _RehearsalLoop(session, batch_size)
         session.run_script(train_epochs(session.active_role, session.links, loop))
-    get_route = attrgetter("sender", "receiver", "kind")
-    setup_routes = set(map(get_route, setup_flows))
+    get_key = attrgetter("sender", "receiver", "kind")
+    setup_keys = set(map(get_key, setup_flows))
     training_flows = tuple(
-        flow for flow in session.transcript.flows if get_route(flow) not in setup_routes
+        flow for flow in session.transcript.flows if get_key(flow) not in setup_keys
     )
     passive_terms = list(session.contract.passives.values())
     return _Rehearsal(
@@ -1122,6 +1156,18 @@ def _rehearse(
         numbers_per_row=math.prod(passive_terms[0].representation.shape) if passive_terms else 0,
         ledger_by_passive=session.contribution_ledgers,
     )
+
+
+def _make_rehearsal_config(config: Config, step_count: int) -> Config:
+    """Return the run's settings for this number of steps on random data: nothing is stored, and IDs
+    need not look like those of the run.
+    """
+    changes = {
+        "transcript": TranscriptSettings(keep="none"),
+        "alignment": config.alignment.for_trial_ids(),
+        "method": config.method.for_rehearsal(step_count, config.train.epochs),
+    }
+    return config.model_copy(update=changes)
 
 
 def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
@@ -1144,17 +1190,20 @@ class _RehearsalLoop:
 
     Attributes:
         next_step: number of the next step.
-        seconds: time of each step so far.
-        evaluation_seconds: time of one evaluation.
+        step_durations: seconds of each step so far.
+        evaluation_seconds: seconds of one evaluation.
     """
 
     def __init__(self, session: Simulation, batch_size: int) -> None:
-        """Start before the first step; `batch_size`: rows of a step."""
+        """Prepare the epoch; no step was made yet.
+
+        `session`: all parties of the rehearsal, in one process. `batch_size`: rows of a step.
+        """
         self._session = session
         self._batch_size = batch_size
         self._start_time = time.perf_counter()
         self.next_step = 0
-        self.seconds: list[float] = []
+        self.step_durations: list[float] = []
         self.evaluation_seconds = 0.0
 
     def iterate_epochs(self) -> Iterator[int]:
@@ -1176,7 +1225,7 @@ class _RehearsalLoop:
     def count_step(self, loss: StepLoss | None) -> None:
         """Store the time of the step that ends here."""
         self.next_step += 1
-        self.seconds.append(time.perf_counter() - self._start_time)
+        self.step_durations.append(time.perf_counter() - self._start_time)
 
     async def note_held_out_loss(self) -> None:
         """Do nothing: a rehearsal has neither validation rows nor early stopping."""
@@ -1188,10 +1237,11 @@ class _RehearsalLoop:
         It is the median of all steps but the first, which is slower. A method that does all work in
         a single step does the work of `STEPS` steps in it, so its time is divided.
         """
-        if len(self.seconds) == 1:
-            return self.seconds[0] / STEPS
-        later = sorted(self.seconds[1:])
-        return later[len(later) // 2]
+        first_duration, *later_durations = self.step_durations
+        if not later_durations:
+            return first_duration / STEPS
+        middle = len(later_durations) // 2
+        return sorted(later_durations)[middle]
 
     async def finish_epoch(self, *, is_last: bool) -> None:
         """Measure the time of one evaluation."""
@@ -1212,31 +1262,40 @@ def _make_random_data(
         aligned_share: share of the active's rows that all parties have.
         labelled_count: number of training rows with a label.
     """
-    row_count = train_row_count + min(_TEST_ROWS, max(_MIN_ROWS, len(template.test_rows)))
-    # Aligned rows are spread evenly, as in the batches of a run.
-    aligned_so_far = (torch.arange(row_count) * aligned_share).floor()
-    is_shared_N = aligned_so_far.diff(prepend=torch.tensor([-1.0])) > 0
-    if row_count * aligned_share < 2 * _MIN_ROWS:
-        # Otherwise all aligned rows might be of one class, which a run refuses.
-        is_shared_N[:_MIN_ROWS] = True
+    test_row_count = min(_TEST_ROWS, max(_MIN_ROWS, len(template.test_rows)))
+    row_count = train_row_count + test_row_count
+    is_shared_N = _spread_shared_rows(row_count, aligned_share)
+    active_ids = [f"all {row}" for row in range(row_count)]
     generator = torch.Generator().manual_seed(0)
     # In a horizontal partition no two parties have a person in common.
     has_common_id_N = torch.zeros_like(is_shared_N) if template.is_horizontal else is_shared_N
     # Labels go to shared rows first.
-    shared_first = is_shared_N[:train_row_count].argsort(descending=True, stable=True)
+    shared_rows_first = is_shared_N[:train_row_count].argsort(descending=True, stable=True)
     return replace(
         template,
-        table=_make_random_table(
-            template, template.active, [f"all {row}" for row in range(row_count)], generator
-        ),
+        table=_make_random_table(template, template.active, active_ids, generator),
         passives=tuple(
             _make_random_table(template, table, _make_ids(table.name, has_common_id_N), generator)
             for table in template.passives
         ),
         train_rows=torch.arange(train_row_count),
         test_rows=torch.arange(train_row_count, row_count),
-        labelled=shared_first[:labelled_count].sort().values,
+        labelled=shared_rows_first[:labelled_count].sort().values,
     )
+
+
+def _spread_shared_rows(row_count: int, shared_share: float) -> Tensor:
+    """Return which of the active's rows all parties have, (N,), spread evenly over the table,
+    as in the batches of a run.
+
+    `shared_share`: the share of the rows that all parties have, from 0 to 1.
+    """
+    shared_so_far = (torch.arange(row_count) * shared_share).floor()
+    is_shared_N = shared_so_far.diff(prepend=torch.tensor([-1.0])) > 0
+    if row_count * shared_share < 2 * _MIN_ROWS:
+        # Otherwise all shared rows might be of one class, which a run refuses.
+        is_shared_N[:_MIN_ROWS] = True
+    return is_shared_N
 
 
 def _make_ids(party: str, has_common_id_N: Tensor) -> list[str]:
@@ -1294,30 +1353,15 @@ class IntersectionCost:
 def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
     """Return the cost of every set intersection protocol; empty if the method does not align.
 
-    Each protocol is run with some thousand IDs of each party. Where a table has more, it is run
-    with one ID, too, and costs are extrapolated linearly.
+    A protocol that has the same costs as another is left out.
     """
     if not config.method.needs_alignment:
         return ()
-    id_count = sum(len(table.ids) for table in data.tables)
     costs = []
     for name, backend in SET_INTERSECTIONS.items():
         if name in _PROTOCOL_OF_SAME_COST:
             continue
-        ids_by_party = _sample_ids(config, data, _SAMPLED_IDS_BY_PROTOCOL.get(name, _SAMPLED_IDS))
-        sampled_id_count = sum(map(len, ids_by_party.values()))
-        bytes_by_route, seconds = _run_intersection(config, data, name, ids_by_party)
-        wire_bytes = bytes_by_route.total()
-        if sampled_id_count < id_count:
-            single_id_by_party = {party: own_ids[:1] for party, own_ids in ids_by_party.items()}
-            party_count = len(ids_by_party)  # also the number of IDs in the run with one ID each
-            added_id_factor = (id_count - party_count) / max(sampled_id_count - party_count, 1)
-            fixed_bytes_by_route, fixed_seconds = _run_intersection(
-                config, data, name, single_id_by_party
-            )
-            fixed_bytes = fixed_bytes_by_route.total()
-            wire_bytes = round(fixed_bytes + added_id_factor * (wire_bytes - fixed_bytes))
-            seconds = fixed_seconds + added_id_factor * max(seconds - fixed_seconds, 0.0)
+        wire_bytes, seconds = _estimate_intersection(config, data, name)
         costs.append(
             IntersectionCost(
                 protocol=name,
@@ -1329,6 +1373,32 @@ def _measure_intersection_costs(config: Config, data: VerticalData) -> tuple[Int
             )
         )
     return tuple(costs)
+
+
+def _estimate_intersection(config: Config, data: VerticalData, protocol: str) -> tuple[int, float]:
+    """Return the bytes and seconds of one set intersection protocol for all IDs of the tables.
+
+    The protocol is run with some thousand IDs of each party. Where a table has more, it is run with
+    one ID, too, and costs are extrapolated linearly.
+    """
+    max_sample = _SAMPLED_IDS_BY_PROTOCOL.get(protocol, _SAMPLED_IDS)
+    ids_by_party = _sample_ids(config, data, max_sample)
+    bytes_by_route, seconds = _run_intersection(config, data, protocol, ids_by_party)
+    sample_bytes = bytes_by_route.total()
+    id_count = sum(len(table.ids) for table in data.tables)
+    sampled_id_count = sum(map(len, ids_by_party.values()))
+    if sampled_id_count >= id_count:
+        return sample_bytes, seconds
+    single_id_by_party = {party: own_ids[:1] for party, own_ids in ids_by_party.items()}
+    fixed_bytes_by_route, fixed_seconds = _run_intersection(
+        config, data, protocol, single_id_by_party
+    )
+    fixed_bytes = fixed_bytes_by_route.total()
+    party_count = len(ids_by_party)  # also the number of IDs in the run with one ID each
+    added_id_factor = (id_count - party_count) / max(sampled_id_count - party_count, 1)
+    added_bytes = added_id_factor * (sample_bytes - fixed_bytes)
+    added_seconds = added_id_factor * max(seconds - fixed_seconds, 0.0)
+    return round(fixed_bytes + added_bytes), fixed_seconds + added_seconds
 
 
 def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, int]:
