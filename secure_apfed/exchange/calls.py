@@ -276,21 +276,28 @@ class _CallConnection(Pipe):
             unread_excess = max(0, len(self._frames) - MAX_QUEUED)
             next_number = self._received_frames
             number_limit = next_number + _MAX_CALLS_UNDER_WAY - unread_excess
-            if number in self._early_frames or not next_number <= number < number_limit:
+            is_acceptable = next_number <= number < number_limit
+            if number in self._early_frames or not is_acceptable:
                 return False
             self._early_frames[number] = frame
-            while self._received_frames in self._early_frames:
-                self._frames.append(self._early_frames.pop(self._received_frames))
-                self._received_frames += 1
+            self._queue_frames_in_order()
             self._end_if_over()
             self._changed.notify_all()
-            return self._changed.wait_for(
-                lambda: (
-                    self._end_reason is not None
-                    or (number < self._received_frames and len(self._frames) <= MAX_QUEUED)
-                ),
-                _TAKE_TIMEOUT_S,
-            )
+            return self._changed.wait_for(lambda: self._may_return(number), _TAKE_TIMEOUT_S)
+
+    def _queue_frames_in_order(self) -> None:
+        """Queue the frames whose predecessors have all come, so that they can be read."""
+        while self._received_frames in self._early_frames:
+            self._frames.append(self._early_frames.pop(self._received_frames))
+            self._received_frames += 1
+
+    def _may_return(self, number: int) -> bool:
+        """Return whether the call that brought this frame may return to the sender: the frame is
+        queued and few are unread, or the connection has ended.
+        """
+        is_queued = number < self._received_frames
+        has_few_unread = len(self._frames) <= MAX_QUEUED
+        return self._end_reason is not None or (is_queued and has_few_unread)
 
     @property
     def is_over(self) -> bool:

@@ -288,30 +288,46 @@ class Authority:
             RemoteProtocolError: not a request, or not signed by its own key.
             ConfigError: the authority's own key is not of elliptic curves.
         """
-        try:
-            csr = x509.load_pem_x509_csr(request)
-            public = csr.public_key()
-            if not csr.is_signature_valid or not isinstance(public, ec.EllipticCurvePublicKey):
-                raise ValueError("its key is of another kind, or did not sign it")
-        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
-            raise RemoteProtocolError(
-                f"{name} sent no certificate request in PEM ({error}); it has to answer anew"
-            ) from error
+        public_key = _load_requested_key(request, name)
         authority = x509.load_pem_x509_certificate(self.certificate)
-        signer = serialization.load_pem_private_key(self.key, password=None)
-        if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        authority_key = serialization.load_pem_private_key(self.key, password=None)
+        if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
             raise ConfigError("the authority's key is of another kind than is made here")
+        basic_constraints = x509.BasicConstraints(ca=False, path_length=None)
+        allowed_names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        # A party may dial others, and be dialled by them.
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-        signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        return _encode_pem(
-            _make_builder(name, public, days)
+        signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+        builder = (
+            _make_builder(name, public_key, days)
             .issuer_name(authority.subject)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(basic_constraints, critical=True)
+            .add_extension(allowed_names, critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(signed_by, critical=False)
-            .sign(signer, hashes.SHA256())
         )
+        return _encode_pem(builder.sign(authority_key, hashes.SHA256()))
+
+
+def _load_requested_key(request: bytes, name: str) -> ec.EllipticCurvePublicKey:
+    """Return the public key in a certificate signing request, which must be signed by that key.
+
+    `request`: in PEM, untrusted. `name`: the party that sent it, for the error.
+
+    Raises RemoteProtocolError: not a request, or not signed by its own key.
+    """
+    try:
+        parsed_request = x509.load_pem_x509_csr(request)
+        public_key = parsed_request.public_key()
+        if not parsed_request.is_signature_valid or not isinstance(
+            public_key, ec.EllipticCurvePublicKey
+        ):
+            raise ValueError("its key is of another kind, or did not sign it")
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise RemoteProtocolError(
+            f"{name} sent no certificate request in PEM ({error}); it has to answer anew"
+        ) from error
+    return public_key
 
 
 def make_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
@@ -340,18 +356,20 @@ def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) 
     """
     private_key = ec.generate_private_key(ec.SECP256R1())
     public_key = private_key.public_key()
-    certificate = (
+    own_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    # A path length of 0: what it signs cannot be an authority itself.
+    basic_constraints = x509.BasicConstraints(ca=True, path_length=0)
+    other_uses = dict.fromkeys(_OTHER_USES, False)
+    key_usage = x509.KeyUsage(key_cert_sign=True, crl_sign=True, **other_uses)
+    key_digest = x509.SubjectKeyIdentifier.from_public_key(public_key)
+    builder = (
         _make_builder(name, public_key, days)
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        # A path length of 0: what it signs cannot be an authority itself.
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.KeyUsage(key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USES, False)),
-            critical=True,
-        )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-        .sign(private_key, hashes.SHA256())
+        .issuer_name(own_name)
+        .add_extension(basic_constraints, critical=True)
+        .add_extension(key_usage, critical=True)
+        .add_extension(key_digest, critical=False)
     )
+    certificate = builder.sign(private_key, hashes.SHA256())
     return Authority(_encode_pem(certificate), _encode_private_key(private_key))
 
 
@@ -366,13 +384,17 @@ def _make_builder(
     negative for a certificate that has expired already.
     """
     now = dt.datetime.now(dt.UTC)
+    end = now + dt.timedelta(days=days)
+    # An expired certificate starts before its end, too.
+    start = min(now, end) - _CLOCKS_APART
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .subject_name(subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, now + dt.timedelta(days=days)) - _CLOCKS_APART)
-        .not_valid_after(now + dt.timedelta(days=days))
+        .not_valid_before(start)
+        .not_valid_after(end)
     )
 
 

@@ -282,32 +282,36 @@ class InMemoryNetwork:
         Called when all scripts wait and no frame is under way. A script too many of whose awaited
         senders have ended is first, else the script with the least patience.
         """
-        ended = {name for name, role in self._roles.items() if role.is_ended}
-
-        def list_gone_senders(awaited: Awaited) -> tuple[str, ...]:
-            """Return the awaited senders that have ended, if too few remain; else ()."""
-            departed = tuple(name for name in awaited.senders if name in ended)
-            remaining = len(awaited.senders) - len(departed)
-            return departed if remaining < awaited.min_senders else ()
-
-        def rank_patience(name: str) -> int:
-            """Return the patience of a waiting party's script; 0 if its senders have ended."""
-            awaited = awaited_by_party[name]
-            return 0 if list_gone_senders(awaited) else awaited.patience
-
         awaited_by_party = {
             name: role.awaited for name, role in self._roles.items() if role.awaited
         }
         if not awaited_by_party:
             raise LocalProtocolError("no role waits for anything, and not all have ended")
-        name = min(awaited_by_party, key=rank_patience)
+        gone_senders_by_party = {
+            name: self._list_gone_senders(awaited) for name, awaited in awaited_by_party.items()
+        }
+        patience_by_party = {
+            name: 0 if gone_senders_by_party[name] else awaited.patience
+            for name, awaited in awaited_by_party.items()
+        }
+        name = min(patience_by_party, key=patience_by_party.__getitem__)
         awaited = awaited_by_party[name]
         self._receivers.append(name)  # what it awaits after this error may have come before
         error = PartyLeftError(
             f"{awaited}; nothing came",
-            missing_parties=list_gone_senders(awaited) or awaited.senders,
+            missing_parties=gone_senders_by_party[name] or awaited.senders,
         )
         self._roles[name].advance(error)
+
+    def _list_gone_senders(self, awaited: Awaited) -> tuple[str, ...]:
+        """Return the awaited senders whose scripts have ended; empty if enough others remain."""
+        gone_senders = tuple(
+            sender
+            for sender in awaited.senders
+            if sender in self._roles and self._roles[sender].is_ended
+        )
+        remaining_count = len(awaited.senders) - len(gone_senders)
+        return gone_senders if remaining_count < awaited.min_senders else ()
 
 
 class _RunningScript:

@@ -327,12 +327,13 @@ class ResumableLink:
                     timeout_s if linger_s is None else linger_s,
                 )
             self._is_ended = True
-            lost_parts = sum(kind != _GOODBYE for kind, _ in self._unconfirmed_parts)
+            lost_part_count = sum(kind != _GOODBYE for kind, _ in self._unconfirmed_parts)
             self._changed.notify_all()
-        if lost_parts:
+        if lost_part_count:
+            reason = f": {self._failure}" if self._failure else ""
             raise RemoteProtocolError(
-                f"{self._peer} did not confirm the last {lost_parts} part(s) of what it was sent; "
-                f"it may lack the result{': ' + self._failure if self._failure else ''}"
+                f"{self._peer} did not confirm the last {lost_part_count} part(s) of what it was "
+                f"sent; it may lack the result{reason}"
             )
 
     def _has_delivered_all(self) -> bool:
@@ -731,20 +732,30 @@ class LinkTransport:
             me, connect_by_peer, patience_s=patience_s, meet_s=meet_s, on_close=on_close
         )
         try:
-            deadline = time.monotonic() + meet_s
             for link in transport._link_by_peer.values():
                 link.is_meeting = True
-            while missing := transport._list_missing():
-                transport._link_change.clear()
-                on_missing({peer: transport._link_by_peer[peer].absence for peer in missing})
-                transport._require_meeting(missing, is_late=time.monotonic() > deadline)
-                transport._link_change.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+            transport._await_meeting(meet_s, on_missing)
             for link in transport._link_by_peer.values():
                 link.is_meeting = False
         except BaseException:
             transport.close()
             raise
         return transport
+
+    def _await_meeting(self, meet_s: float, on_missing: Missed) -> None:
+        """Wait until all peers have connected, and report about once a second which are missing.
+
+        `meet_s`: how many seconds to wait. `on_missing`: gets the reason for each missing peer.
+
+        Raises PartyLeftError: names the peers that did not connect.
+        """
+        deadline = time.monotonic() + meet_s
+        while missing := self._list_missing():
+            self._link_change.clear()
+            on_missing({peer: self._link_by_peer[peer].absence for peer in missing})
+            self._require_meeting(missing, is_late=time.monotonic() > deadline)
+            remaining_s = deadline - time.monotonic()
+            self._link_change.wait(max(0.0, min(1.0, remaining_s)))
 
     def _list_missing(self) -> list[str]:
         """Return the names of the peers that have not connected yet."""

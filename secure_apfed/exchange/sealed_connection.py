@@ -24,6 +24,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import (
     SEAL_OVERHEAD_BYTES,
     Identity,
+    RunKey,
     SealedLink,
     fresh_run_key,
     verify_signature,
@@ -195,38 +196,53 @@ def _exchange_proofs(
     """
     deadline = time.monotonic() + _PROOF_TIMEOUT_S
     run_key = fresh_run_key()
-
-    def send_hello(receiver: str) -> bytes:
-        """Send and return this party's hello, addressed to `receiver`."""
-        own_hello = _Hello(me.name, receiver, run_key.public, me.certificate).to_bytes()
-        connection.send_bytes(own_hello)
-        return own_hello
-
-    own_hello = b"" if peer is None else send_hello(peer)
+    own_hello = b"" if peer is None else _send_hello(connection, me, peer, run_key)
     packed_peer_hello = receive_before(connection, deadline)
     peer_hello = _Hello.from_bytes(packed_peer_hello)
     name = peer_hello.sender if peer is None else peer
     _require_expected_peer(me, name, peer_hello)
     check_name(name)
     _require_not_revoked(me, name, peer_hello)
-    own_hello = own_hello or send_hello(name)
-    packed_hellos = sorted((own_hello, packed_peer_hello))  # in the same order at both ends
-    hello_digests = b"".join(hashlib.sha256(packed).digest() for packed in packed_hellos)
-    digest = hashlib.sha256(hello_digests).digest()
-    link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=digest)
+    own_hello = own_hello or _send_hello(connection, me, name, run_key)
+    hellos_digest = _digest_hellos(own_hello, packed_peer_hello)
+    link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=hellos_digest)
     own_name = me.name.encode()
     peer_name = name.encode()
-    # The link has a hello of its own, 32 random bytes, which travels with the signature.
-    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, own_name, peer_name, digest))
+    own_signature = me.identity.sign(_PURPOSE, own_name, peer_name, hellos_digest)
+    # The link has a nonce, 32 random bytes called its hello, which travels with the signature.
+    connection.send_bytes(link.hello + own_signature)
     peer_proof = receive_before(connection, deadline)
-    peer_link_hello = peer_proof[: len(link.hello)]
-    signature = peer_proof[len(link.hello) :]
+    peer_nonce = peer_proof[: len(link.hello)]
+    peer_signature = peer_proof[len(link.hello) :]
     verify_signature(
-        me.identity_by_peer[name], signature, _PURPOSE, peer_name, own_name, digest, signer=name
+        me.identity_by_peer[name],
+        peer_signature,
+        _PURPOSE,
+        peer_name,
+        own_name,
+        hellos_digest,
+        signer=name,
     )
-    link.agree(peer_hello.public_key, peer_link_hello)
+    link.agree(peer_hello.public_key, peer_nonce)
     connection.trust_peer()
     return name, _SealedConnection(connection, link)
+
+
+def _send_hello(connection: Carrier, me: LocalEnd, receiver: str, run_key: RunKey) -> bytes:
+    """Send and return this party's hello, addressed to `receiver`.
+
+    `run_key`: the key pair of this connection, whose public half the hello carries.
+    """
+    own_hello = _Hello(me.name, receiver, run_key.public, me.certificate).to_bytes()
+    connection.send_bytes(own_hello)
+    return own_hello
+
+
+def _digest_hellos(own_hello: bytes, peer_hello: bytes) -> bytes:
+    """Return one digest of both hellos, the same at both ends, 32 bytes."""
+    packed_hellos = sorted((own_hello, peer_hello))  # in the same order at both ends
+    digests = b"".join(hashlib.sha256(packed).digest() for packed in packed_hellos)
+    return hashlib.sha256(digests).digest()
 
 
 def _require_expected_peer(me: LocalEnd, name: str, peer_hello: _Hello) -> None:
@@ -441,14 +457,18 @@ class PeerAcceptor:
             )
             stranger.close()
             return
+        self._store_connection(name, connection)
+
+    def _store_connection(self, name: str, connection: Connection) -> None:
+        """Store a peer's new connection for `take_connection`, and close its former one."""
         with self._changed:
             self._failures_by_peer.pop(name, None)
-            former = self._connections.get(name)
+            former_connection = self._connections.get(name)
             self._connections[name] = connection
             self._unused_connections[name] = connection
             self._changed.notify_all()
-        if former is not None:
-            former.close()
+        if former_connection is not None:
+            former_connection.close()
 
     def _record_failure(self, name: str, error: Exception) -> None:
         """Record why an attempt to connect in the name of a peer failed, for `take_connection`.

@@ -373,6 +373,9 @@ class StatusTracker:
             silent_s = now - self._unheard_since[name]
             state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
         sent, received = self._bytes_by_peer[name]
+        link_break: LinkBreak | None = None
+        if broken_link is not None and state != "left":
+            link_break = LinkBreak(**asdict(broken_link))
         return PeerStatus(
             state=state,
             silent_s=silent_s,
@@ -380,9 +383,7 @@ class StatusTracker:
             sent_bytes=sent,
             received_bytes=received,
             refusal=self._reason_by_missing_peer.get(name, ""),
-            broken=None
-            if broken_link is None or state == "left"
-            else LinkBreak(**asdict(broken_link)),
+            broken=link_break,
         )
 
     def _count_incoming(self, sender: str, frame: bytes) -> None:

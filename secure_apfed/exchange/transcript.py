@@ -430,15 +430,8 @@ class Transcript:
             self._files_by_step = {}
             self._remove_stale_files()
         else:
-            earlier_steps = [saved for saved in self._files_by_step if saved < step]
-            last_steps = earlier_steps[-1:]  # none at the first checkpoint, else one
-            self._files_by_step = {saved: self._files_by_step[saved] for saved in last_steps}
-            self._files_by_step[step] = self._paths
-        for epoch in self._epochs.values():
-            if not epoch.is_synced:
-                with os.fdopen(open_regular(epoch.path, create=False), "ab") as file:
-                    os.fsync(file.fileno())
-                epoch.is_synced = True
+            self._keep_files_for(step)
+        self._flush_payloads()
         return {
             RECORDING.number_key: RECORDING.current_number,
             "step": step,
@@ -453,6 +446,23 @@ class Transcript:
                 for number, epoch in self._epochs.items()
             ],
         }
+
+    def _keep_files_for(self, step: int) -> None:
+        """Keep the payload files of the checkpoint of this step and of the newest one before it."""
+        earlier_steps = [saved_step for saved_step in self._files_by_step if saved_step < step]
+        kept_steps = earlier_steps[-1:]  # none at the first checkpoint, else one
+        self._files_by_step = {
+            kept_step: self._files_by_step[kept_step] for kept_step in kept_steps
+        }
+        self._files_by_step[step] = self._paths
+
+    def _flush_payloads(self) -> None:
+        """Flush the payload files with new content to the disk, so that a crash cannot lose it."""
+        for epoch in self._epochs.values():
+            if not epoch.is_synced:
+                with os.fdopen(open_regular(epoch.path, create=False), "ab") as file:
+                    os.fsync(file.fileno())
+                epoch.is_synced = True
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a record that `state_dict` returned; `keep_in` has named the payloads' folder.
