@@ -526,37 +526,33 @@ def solve_ckks(fixed_point: FixedPoint) -> SchemeParameters:
 
     Raises LocalProtocolError: no parameters fit.
     """
+    return _find_parameters(fixed_point, _fit_ckks, _CKKS_RINGS)
 
-    def fit_parameters(
-        fixed_point: FixedPoint, fields: int, ring: RingSize
-    ) -> SchemeParameters | None:
-        """Return the parameters for this number of fields (integers) in a slot, in this ring; None
-        if they do not fit.
-        """
-        _, primes = ring
-        # No coefficient of an encoded polynomial exceeds the scale times the largest slot.
-        largest_coefficient = 2 ** (primes[0] - 1) / _MAX_POWER_TO_PRIME
-        largest_scale = largest_coefficient / _compute_max_slot(fixed_point, fields)
-        scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(largest_scale)))
-        if len(primes) == 1:
-            noise = _FRESH_TAIL_DEVIATIONS * compute_fresh_slot_noise(fixed_point.contributor_count)
-        else:
-            noise = _CKKS_TAIL_DEVIATIONS * compute_slot_noise(fixed_point.contributor_count)
-        deviation = noise * 2.0**-scale_bits
-        field_bits = fixed_point.field_bits
-        if fields * field_bits > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
-            return None
-        packing = Packing(
-            fields_per_slot=fields, field_bits=field_bits, slots_per_vector=DEGREE // 2
-        )
-        return SchemeParameters(
-            prime_bits=primes,
-            scale_or_modulus_bits=scale_bits,
-            packing=packing,
-            max_slot_error=deviation,
-        )
 
-    return _find_parameters(fixed_point, fit_parameters, _CKKS_RINGS)
+def _fit_ckks(fixed_point: FixedPoint, fields: int, ring: RingSize) -> SchemeParameters | None:
+    """Return the CKKS parameters for this number of fields (integers) in a slot, in this ring; None
+    if they do not fit.
+    """
+    _, primes = ring
+    # No coefficient of an encoded polynomial exceeds the scale times the largest slot.
+    largest_coefficient = 2 ** (primes[0] - 1) / _MAX_POWER_TO_PRIME
+    largest_scale = largest_coefficient / _compute_max_slot(fixed_point, fields)
+    scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(largest_scale)))
+    if len(primes) == 1:
+        noise = _FRESH_TAIL_DEVIATIONS * compute_fresh_slot_noise(fixed_point.contributor_count)
+    else:
+        noise = _CKKS_TAIL_DEVIATIONS * compute_slot_noise(fixed_point.contributor_count)
+    deviation = noise * 2.0**-scale_bits
+    field_bits = fixed_point.field_bits
+    if fields * field_bits > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
+        return None
+    packing = Packing(fields_per_slot=fields, field_bits=field_bits, slots_per_vector=DEGREE // 2)
+    return SchemeParameters(
+        prime_bits=primes,
+        scale_or_modulus_bits=scale_bits,
+        packing=packing,
+        max_slot_error=deviation,
+    )
 
 
 class CkksCipher(SealCipher):
@@ -794,29 +790,27 @@ def solve_bfv(fixed_point: FixedPoint) -> SchemeParameters:
 
     Raises LocalProtocolError: no parameters fit.
     """
+    return _find_parameters(fixed_point, _fit_bfv, _BFV_RINGS)
 
-    def fit_parameters(
-        fixed_point: FixedPoint, fields: int, ring: RingSize
-    ) -> SchemeParameters | None:
-        """Return the parameters for this number of fields (integers) in a coefficient, in this
-        ring; None if they do not fit.
-        """
-        degree, primes = ring
-        # Decryption is exact while the noise of a coefficient, rounding of q m / t included
-        # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
-        contributors = fixed_point.contributor_count
-        field_bits = fixed_point.field_bits
-        noise = _BFV_TAIL_DEVIATIONS * compute_fresh_noise(contributors, degree) + contributors
-        plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MAX_POWER_TO_PRIME / noise))
-        overflows = 2 * _compute_max_slot(fixed_point, fields) >= 2**plain_bits
-        if overflows or fields * field_bits > EXACT_FLOAT_BITS:
-            return None
-        packing = Packing(fields_per_slot=fields, field_bits=field_bits, slots_per_vector=degree)
-        return SchemeParameters(
-            prime_bits=primes, scale_or_modulus_bits=plain_bits, packing=packing, degree=degree
-        )
 
-    return _find_parameters(fixed_point, fit_parameters, _BFV_RINGS)
+def _fit_bfv(fixed_point: FixedPoint, fields: int, ring: RingSize) -> SchemeParameters | None:
+    """Return the BFV parameters for this number of fields (integers) in a coefficient, in this
+    ring; None if they do not fit.
+    """
+    degree, primes = ring
+    # Decryption is exact while the noise of a coefficient, rounding of q m / t included
+    # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
+    contributors = fixed_point.contributor_count
+    field_bits = fixed_point.field_bits
+    noise = _BFV_TAIL_DEVIATIONS * compute_fresh_noise(contributors, degree) + contributors
+    plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MAX_POWER_TO_PRIME / noise))
+    overflows = 2 * _compute_max_slot(fixed_point, fields) >= 2**plain_bits
+    if overflows or fields * field_bits > EXACT_FLOAT_BITS:
+        return None
+    packing = Packing(fields_per_slot=fields, field_bits=field_bits, slots_per_vector=degree)
+    return SchemeParameters(
+        prime_bits=primes, scale_or_modulus_bits=plain_bits, packing=packing, degree=degree
+    )
 
 
 @dataclass(frozen=True)

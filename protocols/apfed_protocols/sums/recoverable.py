@@ -271,15 +271,22 @@ def split_secret(secret: bytes, *, threshold: int, holder_count: int) -> Sequenc
     # value at 0 is the secret.
     coefficients = [_draw_number() for _ in range(threshold - 1)]
     coefficients.append(number)
+    # The holders' positions are from 1, since the value at 0 is the secret.
+    return [
+        _pack_number(_evaluate_polynomial(coefficients, position))
+        for position in range(1, holder_count + 1)
+    ]
 
-    def evaluate_share(position: int) -> bytes:
-        """Return the polynomial's value at `position` (from 1), by Horner's rule."""
-        value = 0
-        for coefficient in coefficients:
-            value = (value * position + coefficient) % _PRIME
-        return _pack_number(value)
 
-    return [evaluate_share(holder + 1) for holder in range(holder_count)]
+def _evaluate_polynomial(coefficients: Sequence[int], x: int) -> int:
+    """Return the value of a polynomial at x modulo the prime, by Horner's rule.
+
+    `coefficients`: that of the highest power first.
+    """
+    value = 0
+    for coefficient in coefficients:
+        value = (value * x + coefficient) % _PRIME
+    return value
 
 
 def join_shares(share_by_position: Mapping[int, bytes]) -> bytes:

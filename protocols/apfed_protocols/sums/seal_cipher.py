@@ -152,12 +152,14 @@ class SealForm:
         """
         with open_scratch_file() as scratch:
             saved = scratch.save(sample)
-        before_numbers = cls.decompress_object(saved)[: -_WORD.itemsize * count]
-        size = _HEADER_BYTES + len(before_numbers) + _WORD.itemsize * count
-        # The header of the saved object, with 0 (none) as its compression, and the new size.
-        header = saved[:_COMPRESSION_AT] + b"\0" + saved[_COMPRESSION_AT + 1 : _SIZE_AT]
-        header += size.to_bytes(8, "little")
-        return cls(header + before_numbers, count)
+        content = cls.decompress_object(saved)
+        prefix = content[: -_WORD.itemsize * count]
+        # The header of the saved object, except for its compression (0 for none) and its size.
+        header = bytearray(saved[:_HEADER_BYTES])
+        header[_COMPRESSION_AT] = 0
+        size = _HEADER_BYTES + len(content)
+        header[_SIZE_AT:] = size.to_bytes(8, "little")
+        return cls(bytes(header) + prefix, count)
 
     @staticmethod
     def decompress_object(saved: bytes) -> bytes:

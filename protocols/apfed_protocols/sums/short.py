@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -152,13 +152,7 @@ def secure_sum(
             out of range, `to` combining without masks, or one computer that can read one
             contribution without `allow_single_reader`.
     """
-    sum_type = SECURE_SUMS.get(_NAME_BY_SHORT_NAME.get(str(name), str(name)))
-    if sum_type is None:
-        long_names = [key for key in SECURE_SUMS if key not in _NAME_BY_SHORT_NAME.values()]
-        known_names = [*_NAME_BY_SHORT_NAME, *long_names]
-        raise LocalProtocolError(
-            f"no sum is called {name!r:.80}; there are: {', '.join(known_names)}"
-        )
+    sum_type = _find_sum_type(name)
     if isinstance(clip, str) and clip != "agree":
         raise LocalProtocolError(f'clip is a number or "agree", got {clip!r:.80}')
     agreement = SumAgreement(
@@ -172,15 +166,33 @@ def secure_sum(
         noise=noise,
         allow_single=allow_single,
     )
-
-    def make_sum(bits: int) -> SecureSum:
-        """Return the sum with this number of fixed-point bits."""
-        return sum_type(replace(agreement, bits=bits), allow_single_reader=allow_single_reader)
-
+    make_sum = partial(_make_sum, sum_type, agreement, allow_single_reader=allow_single_reader)
     # With noise, which is given in steps of fixed point, other bits would change its size.
     are_bits_free = bits is None and noise is None
     initial_sum = make_sum(choose_bits(make_sum) if are_bits_free else agreement.bits)
     return SumSession(initial_sum, is_clip_agreed=clip != "agree")
+
+
+def _find_sum_type(name: str) -> type[SecureSum]:
+    """Return the class of the sum with this short or long name.
+
+    Raises LocalProtocolError: no sum has this name.
+    """
+    sum_type = SECURE_SUMS.get(_NAME_BY_SHORT_NAME.get(str(name), str(name)))
+    if sum_type is None:
+        long_names = [key for key in SECURE_SUMS if key not in _NAME_BY_SHORT_NAME.values()]
+        known_names = [*_NAME_BY_SHORT_NAME, *long_names]
+        raise LocalProtocolError(
+            f"no sum is called {name!r:.80}; there are: {', '.join(known_names)}"
+        )
+    return sum_type
+
+
+def _make_sum(
+    sum_type: type[SecureSum], agreement: SumAgreement, bits: int, *, allow_single_reader: bool
+) -> SecureSum:
+    """Return a sum of this class under the agreement, with this number of fixed-point bits."""
+    return sum_type(replace(agreement, bits=bits), allow_single_reader=allow_single_reader)
 
 
 class SumSession(KeepsSecrets):
@@ -551,7 +563,7 @@ class SumSession(KeepsSecrets):
             send, receive: functions that send bytes to the party that is named, and that wait for
                 the next message and return (sender, bytes).
             values: what a contributor is about to contribute; None at the other parties.
-            anew: whether a clip was agreed before, so that first only its fit is asked.
+            is_renegotiation: whether a clip was agreed before, so that first only its fit is asked.
 
         Raises LocalProtocolError: a contributor gives no values.
         """
@@ -566,24 +578,38 @@ class SumSession(KeepsSecrets):
         clip_agreement = ClipAgreement(
             me, names, matrix, recipients=parties, current_clip=current_clip, bits=agreement.bits
         )
-
-        def receive_report() -> tuple[str, bytes]:
-            """Return (sender, bytes) of the next message of this agreement. Faster parties may send
-            messages of the set-up that follows; they are stored until it begins.
-            """
-            for index, (sender, body) in enumerate(self._early_messages):
-                if clip_agreement.needs_message(sender, body):
-                    del self._early_messages[index]
-                    return sender, body
-            while True:
-                sender, body = receive()
-                # A stranger's message is returned, too: `run_role` refuses it.
-                if sender not in parties or clip_agreement.needs_message(sender, body):
-                    return sender, body
-                self._store_early_message(me, sender, body)
-
-        run_role(clip_agreement, me, parties - {me}, send=send, receive=receive_report)
+        receive_clip_message = partial(
+            self._receive_clip_message, me, parties, clip_agreement, receive
+        )
+        run_role(clip_agreement, me, parties - {me}, send=send, receive=receive_clip_message)
         return self._apply_clip(clip_agreement.clip)
+
+    def _receive_clip_message(
+        self,
+        me: str,
+        parties: Collection[str],
+        clip_agreement: "ClipAgreement",
+        receive: Callable[[], tuple[str, bytes]],
+    ) -> tuple[str, bytes]:
+        """Return (sender, bytes) of the next message of a clip agreement. Faster parties may send
+        messages of the set-up that follows; they are stored until it begins.
+
+        Args:
+            me: this party's name.
+            parties: names of all parties of the sum.
+            clip_agreement: this party's role in the agreement.
+            receive: waits for the next message of any kind, and returns (sender, bytes).
+        """
+        for index, (sender, body) in enumerate(self._early_messages):
+            if clip_agreement.needs_message(sender, body):
+                del self._early_messages[index]
+                return sender, body
+        while True:
+            sender, body = receive()
+            # A stranger's message is returned, too: `run_role` refuses it.
+            if sender not in parties or clip_agreement.needs_message(sender, body):
+                return sender, body
+            self._store_early_message(me, sender, body)
 
     def _run_setup(
         self,
