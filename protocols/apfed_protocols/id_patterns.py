@@ -114,10 +114,10 @@ def suggest_rules(texts: Sequence[str], agreed_rules: IdNormalisation) -> tuple[
             continue
         added_rules: dict[str, Any] = dict.fromkeys(rule_names, True)
         extended_rules = replace(agreed_rules, **added_rules)
-        united_ids = [extended_rules.normalise_text(text) for text in sample]
-        if len(set(united_ids)) < distinct_count:
+        rewritten_ids = [extended_rules.normalise_text(text) for text in sample]
+        if len(set(rewritten_ids)) < distinct_count:
             continue  # two different IDs would become one
-        pattern_count = len(count_patterns(united_ids))
+        pattern_count = len(count_patterns(rewritten_ids))
         if pattern_count < fewest_pattern_count:
             best_rules = rule_names
             fewest_pattern_count = pattern_count
@@ -222,12 +222,13 @@ def find_unmatched_patterns(
         for pattern in frequent_patterns
     ]
     largest_share = max(common_shares, default=0.0)
-    return {
-        pattern: (common_count_by_pattern[pattern], id_count_by_pattern[pattern])
-        for pattern in frequent_patterns
-        if common_count_by_pattern[pattern]
-        < _RARE_SHARE_RATIO * largest_share * id_count_by_pattern[pattern]
-    }
+    counts_by_rare_pattern = {}
+    for pattern in frequent_patterns:
+        common_count = common_count_by_pattern[pattern]
+        id_count = id_count_by_pattern[pattern]
+        if common_count < _RARE_SHARE_RATIO * largest_share * id_count:
+            counts_by_rare_pattern[pattern] = (common_count, id_count)
+    return counts_by_rare_pattern
 
 
 def _make_column_pattern(column_text: str) -> str:

@@ -276,8 +276,9 @@ def bound_fft_error(size: int, terms: int) -> float:
     root (Brent, Percival and Zimmermann 2007, theorem 5.1). To this come `terms` products and sums
     of complex values. The total is doubled for higher orders.
     """
-    levels = math.log2(size)
-    round_offs = 3 * levels * (2 + math.sqrt(5)) + math.sqrt(5) + math.sqrt(2) * (terms + 2)
+    level_round_offs = 2 + math.sqrt(5)
+    transform_round_offs = 3 * math.log2(size) * level_round_offs
+    round_offs = transform_round_offs + math.sqrt(5) + math.sqrt(2) * (terms + 2)
     return 2 * _ROUND_OFF * round_offs
 
 
@@ -459,7 +460,7 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductParameters |
     folds = 2 if agreement.candidates else 1
     # The powers of X for one person: the least power of two that is folds * K or more.
     powers_per_person = 1 << (folds * agreement.columns - 1).bit_length()
-    people_per_ciphertext = degree // powers_per_person  # people of a ciphertext
+    people_per_ciphertext = degree // powers_per_person
     if people_per_ciphertext < _MIN_ROWS:
         return None
     passive_count = len(agreement.contributors)
@@ -478,18 +479,15 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductParameters |
     # a step of q / t.
     tail_nats = math.log(2) * (product_count.bit_length() + 1 + _TAIL_BITS)
     max_rounding_error = math.sqrt(passive_count * (folds * degree + 1) * tail_nats / 2)
-    fitting_bits = [
-        bits for bits in _KEPT_BITS if 2 ** (bits - plain_bits - 1) > 2 * max_rounding_error
-    ]
-    if not fitting_bits:
+    answer_modulus_bits = _find_answer_modulus_bits(plain_bits, max_rounding_error)
+    if answer_modulus_bits is None:
         return None
-    answer_modulus_bits = fitting_bits[0]
     # Bound 5: after the division by 2^(k - kept), all noise stays below half a step of q / t.
     half_step = 2 ** (answer_modulus_bits - plain_bits - 1)
+    max_scaled_noise = half_step - max_rounding_error - 1
     smudged_error = passive_count * (max_own_error + 2 ** (smudging_bits - 1))
-    min_bits = answer_modulus_bits + math.ceil(
-        math.log2(smudged_error / (half_step - max_rounding_error - 1))
-    )
+    min_dropped_bits = math.ceil(math.log2(smudged_error / max_scaled_noise))
+    min_bits = answer_modulus_bits + min_dropped_bits
     modulus_bits = min(min_bits + _MARGIN_BITS, SECURE_MODULUS_BITS[degree])
     max_digit_bits = _find_widest_digit(agreement.labelled, people_per_ciphertext, degree, row_sum)
     if modulus_bits < min_bits or max_digit_bits is None:
@@ -510,6 +508,19 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductParameters |
     )
 
 
+def _find_answer_modulus_bits(plain_bits: int, max_rounding_error: float) -> int | None:
+    """Return the bits of the modulus to which the answer is rounded: the least of `_KEPT_BITS` with
+    which the error of the rounding is below a quarter of a step; None if there is none.
+
+    `plain_bits`: log2 of t, so that a step is 2^(bits - plain_bits).
+    """
+    for bits in _KEPT_BITS:
+        half_step = 2 ** (bits - plain_bits - 1)
+        if 2 * max_rounding_error < half_step:
+            return bits
+    return None
+
+
 def _find_widest_digit(
     label_count: int, people_per_ciphertext: int, degree: int, row_sum: int
 ) -> int | None:
@@ -524,15 +535,12 @@ def _find_widest_digit(
     """
     # For digits of magnitude 1: a bound of sum_j |A_j| |c_j| over the labels j, L2 norms of U
     # coefficients, by Cauchy and Schwarz: all of A has at most U rows of norm R.
-    norms = (
-        math.sqrt(label_count * people_per_ciphertext) * row_sum * math.sqrt(people_per_ciphertext)
-    )
+    max_digits_norm = math.sqrt(label_count * people_per_ciphertext)
+    sum_of_norms = max_digits_norm * row_sum * math.sqrt(people_per_ciphertext)
+    product_error = bound_fft_error(people_per_ciphertext, label_count) * sum_of_norms
     # The encryption of zero that is added is one product of N and N coefficients.
-    max_float_error_per_unit = (
-        bound_fft_error(people_per_ciphertext, label_count) * norms
-        + bound_fft_error(degree, 1) * degree
-    )
-    max_digit_bits = min(
-        _MAX_DIGIT_BITS, math.floor(math.log2(_MAX_FLOAT_ERROR / max_float_error_per_unit)) + 1
-    )
+    encryption_error = bound_fft_error(degree, 1) * degree
+    # The error grows in proportion to the largest digit, 2^(bits - 1).
+    largest_digit = _MAX_FLOAT_ERROR / (product_error + encryption_error)
+    max_digit_bits = min(_MAX_DIGIT_BITS, math.floor(math.log2(largest_digit)) + 1)
     return max_digit_bits if max_digit_bits >= 2 else None

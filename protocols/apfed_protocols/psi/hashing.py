@@ -26,6 +26,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -73,16 +74,18 @@ def count_bin_slots(member_size: int, bin_count: int) -> int:
         member_size: n, the number of the member's IDs.
         bin_count: B, the number of bins of the hub's hash table.
     """
-    max_log_probability = -_FAILURE_BITS * math.log(2)
     mean_load = member_size * BINS_PER_ID / bin_count
     candidates = range(math.floor(mean_load) + 1, member_size)
     # Above the mean the bound falls with K, so that bisection finds the least K that is enough.
-    index = bisect.bisect_left(
-        candidates,
-        True,
-        key=lambda k: _bound_log_overflow(k, member_size, bin_count) <= max_log_probability,
-    )
+    is_enough = partial(_is_slot_count_enough, member_size=member_size, bin_count=bin_count)
+    index = bisect.bisect_left(candidates, x=True, key=is_enough)
     return candidates[index] if index < len(candidates) else max(member_size, 1)
+
+
+def _is_slot_count_enough(slot_count: int, *, member_size: int, bin_count: int) -> bool:
+    """Return whether no bin gets more IDs than it has slots, except with probability 2^-40."""
+    max_log_probability = -_FAILURE_BITS * math.log(2)
+    return _bound_log_overflow(slot_count, member_size, bin_count) <= max_log_probability
 
 
 def _bound_log_overflow(slot_count: int, member_size: int, bin_count: int) -> float:
@@ -98,13 +101,15 @@ def _bound_log_overflow(slot_count: int, member_size: int, bin_count: int) -> fl
         bin_count: B, the number of bins.
     """
     k = slot_count + 1
-    bin_probability = BINS_PER_ID / bin_count
+    bin_probability = BINS_PER_ID / bin_count  # that an ID falls into the bin
     log_binomial = (
         math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
     )
-    log_no_other = (member_size - k) * math.log1p(-bin_probability)
-    log_first_term = log_binomial + k * math.log(bin_probability) + log_no_other
-    log_tail = log_first_term + math.log((k + 1) / (k + 1 - member_size * bin_probability))
+    log_probability_of_k = k * math.log(bin_probability)
+    log_probability_of_rest = (member_size - k) * math.log1p(-bin_probability)
+    log_first_term = log_binomial + log_probability_of_k + log_probability_of_rest
+    mean_load = member_size * bin_probability
+    log_tail = log_first_term + math.log((k + 1) / (k + 1 - mean_load))
     return log_tail + math.log(bin_count)
 
 

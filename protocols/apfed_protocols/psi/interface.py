@@ -1005,7 +1005,8 @@ class SetIntersection(ABC):
             return needed > MAX_ANNOUNCED_BYTES
 
         # The memory grows with the size, so bisection finds the first size that takes too much.
-        return bisect_left(range(_SIZE_LIMIT), True, lo=1, key=takes_too_much) - 1
+        first_excess = bisect_left(range(_SIZE_LIMIT), x=True, lo=1, key=takes_too_much)
+        return first_excess - 1
 
     @abstractmethod
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:

@@ -97,11 +97,9 @@ class Equations:
             sparse_cells[chunk] = draw_different_positions(
                 digests[chunk, :_SPARSE_CELLS_PER_ID], cell_count
             )
-        return cls(
-            sparse_cells=sparse_cells,
-            dense_bits=digests[:, _SPARSE_CELLS_PER_ID : _SPARSE_CELLS_PER_ID + 1]
-            & np.uint64((1 << DENSE_CELLS) - 1),
-        )
+        dense_words = digests[:, _SPARSE_CELLS_PER_ID : _SPARSE_CELLS_PER_ID + 1]
+        dense_mask = np.uint64((1 << DENSE_CELLS) - 1)
+        return cls(sparse_cells=sparse_cells, dense_bits=dense_words & dense_mask)
 
     def __getitem__(self, chunk: slice) -> "Equations":
         return Equations(sparse_cells=self.sparse_cells[chunk], dense_bits=self.dense_bits[chunk])

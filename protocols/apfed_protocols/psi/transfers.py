@@ -69,6 +69,15 @@ _MASK_WORD_COUNT = (
 _ROWS_PER_CHUNK = 2**12
 
 
+def _append_masks(choice_words: Words) -> Words:
+    """Return the choice bits r, filled up with zeros to whole blocks of 128 bits, and one block of
+    random bits, which hide what the hash of r in the proof would reveal.
+    """
+    padding = np.zeros(-len(choice_words) % _MASK_WORD_COUNT, np.uint64)
+    mask_bytes = keystream(fresh_key(), length=WORD_TYPE.itemsize * _MASK_WORD_COUNT)
+    return np.concatenate([choice_words, padding, np.frombuffer(mask_bytes, WORD_TYPE)])
+
+
 class ExtensionReceiver:
     """The hub's role in the oblivious transfers with one member: it chooses bits, and gets one
     number for each.
@@ -102,18 +111,13 @@ class ExtensionReceiver:
         """
         batch_index = self._batch_count
         self._batch_count += 1
-        # Random bits at the end, which hide what the hash of r in the proof would reveal.
-        masks = np.frombuffer(
-            keystream(fresh_key(), length=WORD_TYPE.itemsize * _MASK_WORD_COUNT), WORD_TYPE
-        )
-        padding = np.zeros(-len(choice_words) % _MASK_WORD_COUNT, np.uint64)
-        self._choice_words = np.concatenate([choice_words, padding, masks])
+        self._choice_words = _append_masks(choice_words)
         self._keys_of_t0 = _derive_batch_keys(
             [first_key for first_key, _ in self._keys], batch_index
         )
         keys_of_t1 = _derive_batch_keys([second_key for _, second_key in self._keys], batch_index)
         row_count = WORD_BITS * len(self._choice_words)
-        vector = np.empty((row_count // WORD_BITS) * COLUMN_COUNT, "<u8")
+        vector = np.empty(len(self._choice_words) * COLUMN_COUNT, "<u8")
         numbers = np.empty(row_count, np.uint32)
         transfer_hash = TransferHash(self._hash_key, batch_index)
         t0_blocks = expand_columns(self._keys_of_t0, row_count)
