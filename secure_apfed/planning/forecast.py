@@ -900,8 +900,9 @@ def _scale_traffic(
 ) -> Iterator[TrafficForecast]:
     """Yield the messages and bytes of the run, scaled up from the rehearsal.
 
-    Messages of the alignment grow with the number of IDs. Messages of training grow by the factors
-    of `scaled_rehearsal`. Other messages before training are the same as in the rehearsal.
+    Bytes of the alignment grow with the number of IDs, and bytes of encrypted labels with the
+    number of labels. Messages of training grow by the factors of `scaled_rehearsal`. All else
+    before training is the same as in the rehearsal.
 
     Args:
         scaled_rehearsal: the rehearsal, with the factors by which the run is larger.
@@ -912,19 +913,14 @@ def _scale_traffic(
     row_count_by_party = {table.name: len(table.ids) for table in data.tables}
     rehearsed_row_count = len(rehearsal.data.active.ids)
     for flow in rehearsal.setup_flows:
-        factor = scaled_rehearsal.label_byte_factor if flow.kind == Kind.ENCRYPTED_LABELS else 1.0
+        factor = 1.0
         constant_bytes = 0
-        if flow.kind == Kind.ALIGNMENT:
-            constant_bytes = min(
-                fixed_bytes_by_route.get((flow.sender, flow.receiver), 0), flow.wire_bytes
-            )
-            # The mean number of IDs of the two parties, except a dealer, over the rehearsed IDs.
-            endpoint_row_counts = [
-                row_count_by_party[name]
-                for name in (flow.sender, flow.receiver)
-                if name in row_count_by_party
-            ]
-            factor = sum(endpoint_row_counts) / (len(endpoint_row_counts) * rehearsed_row_count)
+        if flow.kind == Kind.ENCRYPTED_LABELS:
+            factor = scaled_rehearsal.label_byte_factor
+        elif flow.kind == Kind.ALIGNMENT:
+            fixed_bytes = fixed_bytes_by_route.get((flow.sender, flow.receiver), 0)
+            constant_bytes = min(fixed_bytes, flow.wire_bytes)
+            factor = _compute_id_factor(flow, row_count_by_party, rehearsed_row_count)
         yield TrafficForecast(
             sender=flow.sender,
             receiver=flow.receiver,
@@ -943,6 +939,22 @@ def _scale_traffic(
             messages=round(flow.messages * scaled_rehearsal.message_factor),
             wire_bytes=round(flow.wire_bytes * factor),
         )
+
+
+def _compute_id_factor(
+    flow: Flow, row_count_by_party: Mapping[str, int], rehearsed_row_count: int
+) -> float:
+    """Return how many times more IDs an alignment message of the run stands for than in a
+    rehearsal: the mean number of IDs of its sender and receiver over the rehearsed number.
+
+    A dealer, which has no IDs, does not count.
+    """
+    id_counts = [
+        row_count_by_party[name]
+        for name in (flow.sender, flow.receiver)
+        if name in row_count_by_party
+    ]
+    return sum(id_counts) / (len(id_counts) * rehearsed_row_count)
 
 
 def _compute_privacy(config: Config) -> PrivacySpent:
