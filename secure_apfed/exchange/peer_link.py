@@ -115,8 +115,11 @@ def open_link(
     address = parse_address(address_text)
     keys = _make_local_keys(me, peer, secret, identities)
     stack = contextlib.ExitStack()  # closes the port, if this party listens
-    connect: Callable[[], Connection] = partial(_connect_peer, keys, peer, address)
-    if listen is not None:
+    if listen is None:
+        hub = peer
+        connect: Callable[[], Connection] = partial(_connect_peer, keys, peer, address)
+    else:
+        hub = me
         acceptor = PeerAcceptor(
             keys,
             (peer,),
@@ -124,14 +127,15 @@ def open_link(
         )
         connect = partial(acceptor.take_connection, peer)
         try:
-            stack.callback(Port(address, acceptor.admit_stranger).close)
+            port = Port(address, acceptor.admit_stranger)
         except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise LocalProtocolError(
-                f"{me} cannot listen at {address_text} "
-                f"({getattr(error, 'strerror', None) or error}); end "
+                f"{me} cannot listen at {address_text} ({reason}); end "
                 "who does, or name another port at both ends"
             ) from error
-    link = PeerLink(me, peer, peer if listen is None else me, connect, patience_s)
+        stack.callback(port.close)
+    link = PeerLink(me, peer, hub, connect, patience_s)
     with stack:
         try:
             yield link

@@ -45,6 +45,7 @@ from apfed_protocols.products.ring import (
     ProductAgreement,
     ProductParameters,
     Ring,
+    Spectrum,
     Words,
     compute_row_limit,
     invert_transform,
@@ -418,25 +419,45 @@ def encrypt_labels(secure_sum: SumOfProducts, root: bytes, bits_nK: IntArray) ->
     secret_H = transform_polynomials(_derive_secret_key(secure_sum, root))
     # A step is q / t = 2^step_bits, modulus over plain modulus, by which labels are scaled.
     step_bits = ring.bits - secure_sum.parameters.plain_bits
-
-    def encrypt_zero(uniform_LN: Digits, position: int) -> Digits:
-        """Return -a s + e, an encryption of zero, for the uniform polynomial a, L digits of its N
-        coefficients, (L, N), and the secret key s. The error e is derived for `position`: 0 for the
-        key, j + 1 for label j.
-        """
-        a_LH = transform_polynomials(ring.centre_digits(uniform_LN))
-        product_LN = invert_transform(a_LH * secret_H)
-        zero_LN = -np.rint(product_LN).astype(np.int64)
-        key = derive_key(root, b"products error", position.to_bytes(4, "big"))
-        zero_LN[0] += draw_centred_binomial(ring.degree, key)
-        return zero_LN
-
-    blobs = [seed, ring.pack_digits(encrypt_zero(_expand_key(ring, seed), 0))]
+    public_key_LN = _encrypt_zero(
+        ring, secret_H, _expand_key(ring, seed), error_key=_derive_error_key(root, 0)
+    )
+    blobs = [seed, ring.pack_digits(public_key_LN)]
     for position, bits_K in enumerate(bits_nK):
-        label_LN = encrypt_zero(expand_label(ring, seed, position), position + 1)
+        label_LN = _encrypt_zero(
+            ring,
+            secret_H,
+            expand_label(ring, seed, position),
+            error_key=_derive_error_key(root, position + 1),
+        )
         ring.add_shifted(label_LN[:, : len(bits_K)], step_bits, bits_K)
         blobs.append(ring.pack_digits(label_LN))
     return blobs
+
+
+def _derive_error_key(root: bytes, index: int) -> bytes:
+    """Return the key of the small error e of a ciphertext: index 0 for the public key, j + 1 for
+    label j.
+    """
+    return derive_key(root, b"products error", index.to_bytes(4, "big"))
+
+
+def _encrypt_zero(
+    ring: Ring, secret_H: Spectrum, uniform_LN: Digits, *, error_key: bytes
+) -> Digits:
+    """Return -a s + e, an encryption of zero, L digits of N coefficients, (L, N).
+
+    Args:
+        ring: the ring of the polynomials.
+        secret_H: the Fourier transform of the secret key s.
+        uniform_LN: the digits of the uniform polynomial a.
+        error_key: the key from which the small error e is drawn.
+    """
+    a_LH = transform_polynomials(ring.centre_digits(uniform_LN))
+    product_LN = invert_transform(a_LH * secret_H)
+    zero_LN = -np.rint(product_LN).astype(np.int64)
+    zero_LN[0] += draw_centred_binomial(ring.degree, error_key)
+    return zero_LN
 
 
 @dataclass(frozen=True)
@@ -730,7 +751,7 @@ def _audit_request(secure_sum: SumOfProducts, coin_toss: CoinToss, request: byte
 
     Args:
         secure_sum: the sum of products.
-        coin: the finished coin toss of this passive, which has the commitment and the choice.
+        coin_toss: the finished coin toss of this passive, which has the commitment and the choice.
         request: the active's message with the secret bytes of all other candidates, the shift of
             each label, and the blobs of the request that is used.
 
@@ -744,13 +765,14 @@ def _audit_request(secure_sum: SumOfProducts, coin_toss: CoinToss, request: byte
     # Whole shifts only, so that NumPy does not raise; the size itself is checked below.
     even_size = len(shift_bytes) - len(shift_bytes) % _SHIFT.itemsize
     shifts = np.frombuffer(shift_bytes[:even_size], _SHIFT)
-    sizes = len(roots), len(shift_bytes)
-    # A root for every candidate but the chosen one, as many bytes as a hash; a shift a label.
-    expected_sizes = len(coin_toss.candidate_hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
-    if sizes != expected_sizes or shifts.max(initial=0) >= agreed.columns:
+    # A root, of as many bytes as a hash, for every candidate but the chosen one.
+    root_byte_count = len(coin_toss.candidate_hashes) - _BYTES
+    shift_byte_count = _SHIFT.itemsize * agreed.labelled
+    have_agreed_sizes = len(roots) == root_byte_count and len(shift_bytes) == shift_byte_count
+    if not have_agreed_sizes or shifts.max(initial=0) >= agreed.columns:
         raise RemoteProtocolError(
-            f"{agreed.receiver} opened requests in {sizes[0]} bytes and shifts labels in "
-            f"{sizes[1]}, expected {expected_sizes[0]} and {expected_sizes[1]}, shifts below "
+            f"{agreed.receiver} opened requests in {len(roots)} bytes and shifts labels in "
+            f"{len(shift_bytes)}, expected {root_byte_count} and {shift_byte_count}, shifts below "
             f"{agreed.columns}"
         )
     hashes = [

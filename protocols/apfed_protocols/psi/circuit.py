@@ -290,10 +290,12 @@ class CircuitIntersection(DealtIntersection):
             for member, slot_count, tags_B in zip(
                 members, inputs.slot_counts, tags_MB, strict=True
             ):
+                # The hub gives the complement of its tags, so that a bit is 1 after the XOR with
+                # the member's tags where the two agree.
+                complement_planes = ~split_bit_planes(tags_B[chunk])
                 # The hub's tag of a bin is compared with the tag in each of the member's slots.
-                hub_planes = ~split_bit_planes(tags_B[chunk])[:, None]
                 planes_by_member[member] = np.broadcast_to(
-                    hub_planes, (WORD_BITS, slot_count, word_count)
+                    complement_planes[:, None], (WORD_BITS, slot_count, word_count)
                 )
             bits_by_member = yield from _compare_slots(
                 endpoint, planes_by_member, comparison_triples, is_leader=True, gate_type=gate_type
@@ -457,19 +459,7 @@ class CircuitIntersection(DealtIntersection):
         # Four bytes each: the words of the chunk, then the slots of each member's bins.
         order_body = endpoint.parse_message(received, hub, Kind.DEAL, 4 * (1 + len(members)))
         word_count, *slot_counts = struct.unpack(f">{1 + len(members)}I", order_body)
-        # The smallest table has the fewest bins, and so the most slots for a large set.
-        max_slots = self.count_slots(self.agreement.maximum_ids, hashing.count_bins(0))
-        is_empty = word_count == 0 or min(slot_counts) == 0
-        # A chunk of one word cannot be split further.
-        is_too_large = (
-            word_count > 1 and word_count * WORD_BITS * max(slot_counts) > MAX_CHUNK_SLOTS
-        )
-        if is_empty or is_too_large or max(slot_counts) > max_slots:
-            raise RemoteProtocolError(
-                f"{hub} orders triples for {word_count} words of bins with {max(slot_counts)} "
-                f"slots; a chunk has 1 to {MAX_CHUNK_SLOTS} slots, or one word of bins, and a bin "
-                f"at most {max_slots}"
-            )
+        self._require_chunk_size(hub, word_count, slot_counts)
         comparison_words, combination_words = count_triple_words(word_count, slot_counts)
         # For the AND over all members: all parties share these triples, the hub as the last one.
         combination_seeds, combination_correction = deal_triples(
@@ -487,6 +477,25 @@ class CircuitIntersection(DealtIntersection):
             bodies[member] = seed + combination_seed + correction
         bodies[hub] = hub_seeds + hub_combination_seed + combination_correction
         return word_count, endpoint.make_round(Kind.TRIPLES, bodies, awaited=[hub])
+
+    def _require_chunk_size(self, hub: str, word_count: int, slot_counts: Sequence[int]) -> None:
+        """Raise RemoteProtocolError if the chunk that the hub orders triples for is too large or
+        empty.
+
+        `word_count`: words of 64 bins in the chunk. `slot_counts`: the slots of each member's bins.
+        """
+        # The smallest table has the fewest bins, and so the most slots for a large set.
+        max_slots = self.count_slots(self.agreement.maximum_ids, hashing.count_bins(0))
+        is_empty = word_count == 0 or min(slot_counts) == 0
+        chunk_slots = word_count * WORD_BITS * max(slot_counts)
+        # A chunk of one word cannot be split further.
+        is_too_large = word_count > 1 and chunk_slots > MAX_CHUNK_SLOTS
+        if is_empty or is_too_large or max(slot_counts) > max_slots:
+            raise RemoteProtocolError(
+                f"{hub} orders triples for {word_count} words of bins with {max(slot_counts)} "
+                f"slots; a chunk has 1 to {MAX_CHUNK_SLOTS} slots, or one word of bins, and a bin "
+                f"at most {max_slots}"
+            )
 
 
 class CryptenCircuitIntersection(CircuitIntersection):

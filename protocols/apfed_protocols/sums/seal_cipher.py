@@ -318,7 +318,9 @@ class SealCipher(ABC):
         self._set_scheme_parameters(parameters)
         parameters.set_poly_modulus_degree(degree)
         parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, list(primes)))
-        self._seal = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        expand_mod_chain = True  # SEAL's word: also for ciphertexts with fewer primes
+        security = seal.SEC_LEVEL_TYPE.TC128
+        self._seal = seal.SEALContext(parameters, expand_mod_chain, security)
         if not self._seal.parameters_set():
             raise LocalProtocolError(
                 f"SEAL refuses N = {degree} with primes of {list(primes)} bits: "
