@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -310,31 +311,54 @@ def _build_network(
         raise ModelError(
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
-    shape = network_card.encoding.shape
-    # On the meta device parameters take no memory; a user-defined network may need real ones.
-    device = torch.device("cpu" if own_family else "meta")
-
-    def build_modules(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
-        """Return the encoder with these parameters, and an untrained head for its output."""
-        family = own_family or family_for(network_card.model, shape)
-        with device:
-            encoder = family.make_encoder(shape, network_card.model)
-        # The output's shape is found with real parameters: on the meta device that would load
-        # torch's compiler.
-        encoder.load_state_dict(remove_prefix("encoder", state), assign=True)
-        representation_size = math.prod(output_shape(encoder, shape))
-        with device:
-            return encoder, family.make_head(representation_size, output_count, network_card.model)
-
-    # The stored model may contain fitted local models in place of these networks, or before the
-    # head.
-    encoder, head = rebuild_modules(tensors, build_modules)
+    input_shape = network_card.encoding.shape
+    # The stored model may contain fitted local models in place of the networks that the function
+    # builds, or before the head.
+    encoder, head = rebuild_modules(
+        tensors,
+        partial(
+            _build_encoder_and_head,
+            network_card=network_card,
+            output_count=output_count,
+            own_family=own_family,
+        ),
+    )
     if isinstance(encoder, FittedModel):
-        encoder.require_shape(math.prod(shape), output_count)
+        encoder.require_shape(math.prod(input_shape), output_count)
     elif isinstance(head, nn.Sequential) and isinstance(head[0], FittedModel):
-        head[0].require_shape(math.prod(output_shape(encoder, shape)), output_count)
+        head[0].require_shape(math.prod(output_shape(encoder, input_shape)), output_count)
     nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
     return nn.Sequential(encoder, head).eval()
+
+
+def _build_encoder_and_head(
+    tensors: Mapping[str, Tensor],
+    *,
+    network_card: _NetworkCard,
+    output_count: int,
+    own_family: OwnFamily | None,
+) -> tuple[nn.Module, nn.Module]:
+    """Return the encoder with the stored parameters, and a head whose parameters are not set yet.
+
+    Args:
+        tensors: stored parameters by name; the encoder's names begin with "encoder.".
+        network_card: the fields of the model card.
+        output_count: number of outputs of the head.
+        own_family: makes networks from the caller's code; None: the card names a built-in family.
+    """
+    input_shape = network_card.encoding.shape
+    family = own_family or family_for(network_card.model, input_shape)
+    # On the meta device new parameters take no memory; a user-defined network may need real ones.
+    initial_device = torch.device("cpu" if own_family else "meta")
+    with initial_device:
+        encoder = family.make_encoder(input_shape, network_card.model)
+    # This replaces the new parameters. The output's shape is computed with the stored ones, since
+    # torch would load its compiler to compute it on the meta device.
+    encoder.load_state_dict(remove_prefix("encoder", tensors), assign=True)
+    representation_size = math.prod(output_shape(encoder, input_shape))
+    with initial_device:
+        head = family.make_head(representation_size, output_count, network_card.model)
+    return encoder, head
 
 
 _AppendFrame = Callable[[pd.DataFrame], None]

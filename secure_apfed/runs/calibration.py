@@ -14,13 +14,13 @@ cautious rather than too confident.
 Letters: N training rows, n of them labelled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secure_apfed.base.seeds import one_thread
 from secure_apfed.baselines import BASELINES, FOLDS, BaselineTask
@@ -221,30 +221,40 @@ def _predict_out_of_fold(session: Session, data: OwnData, folds: _Folds) -> Iter
     """
     training_rows = data.train_rows
     labelled_by_fold = [data.labelled_rows[torch.from_numpy(fold)] for fold in folds.labelled]
-    refitted = [
-        session.active_role.refit_excluding(
-            torch.cat([labelled, training_rows[torch.from_numpy(unseen)]])
-        )
-        for labelled, unseen in zip(labelled_by_fold, folds.unseen, strict=True)
+    unseen_by_fold = [training_rows[torch.from_numpy(unseen)] for unseen in folds.unseen]
+    networks_by_fold = [
+        session.active_role.refit_excluding(torch.cat([labelled, unseen]))  # None: it cannot
+        for labelled, unseen in zip(labelled_by_fold, unseen_by_fold, strict=True)
     ]
-    networks = [network for network in refitted if network is not None]
+    networks = [network for network in networks_by_fold if network is not None]
     if len(networks) == len(labelled_by_fold):
-        yield from (_compute_log_odds(network, data, training_rows) for network in networks)
-        return
-    task = BaselineTask.from_run(session.party_session.party.config, data, training_rows)
-    all_labelled = training_rows[torch.from_numpy(task.labelled_indices)]
-    tasks = [
-        task.drop_labels(torch.isin(all_labelled, labelled).nonzero().flatten().numpy())
-        for labelled in labelled_by_fold
-    ]
+        for network in networks:
+            yield _compute_log_odds(network, data, training_rows)
+    else:
+        task = BaselineTask.from_run(session.party_session.party.config, data, training_rows)
+        for probabilities_NK in _fit_local_networks(task, training_rows, labelled_by_fold):
+            log_NK = np.log(probabilities_NK.clip(_MIN_PROBABILITY))
+            yield log_NK[:, 1] - log_NK[:, 0]
+
+
+def _fit_local_networks(
+    task: BaselineTask, training_rows: Tensor, labelled_by_fold: Sequence[Tensor]
+) -> list[FloatArray]:
+    """Train for each fold a network on the active's data without the fold's labels.
+
+    Returns each network's probabilities of K classes for the N training rows, each (N, K).
+
+    `task`: the training rows and their labels. `training_rows`: these rows in the active's table.
+    `labelled_by_fold`: for each fold its labelled rows in the active's table.
+    """
+    labelled_rows = training_rows[torch.from_numpy(task.labelled_indices)]
+    tasks_by_fold = []
+    for fold_rows in labelled_by_fold:
+        is_in_fold = torch.isin(labelled_rows, fold_rows)
+        tasks_by_fold.append(task.drop_labels(is_in_fold.nonzero().flatten().numpy()))
     with one_thread():
-        probabilities_by_fold = [
-            model.compute_scores(task.features)
-            for model in BASELINES["network"].fit_together(tasks)
-        ]
-    for probabilities_NK in probabilities_by_fold:
-        log_NK = np.log(probabilities_NK.clip(_MIN_PROBABILITY))
-        yield log_NK[:, 1] - log_NK[:, 0]
+        networks = BASELINES["network"].fit_together(tasks_by_fold)
+        return [network.compute_scores(task.features) for network in networks]
 
 
 @torch.no_grad()

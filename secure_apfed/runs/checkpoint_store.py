@@ -185,7 +185,7 @@ class PartyCheckpointStore:
         secrets = fresh_secrets(
             config, name, identity=identity, checkpoint_store=self, log_folder=folder.path
         )
-        if content := self._load_content(None):
+        if content := self._load_newest_fields(None):
             secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])
         self.secrets: PartySecrets = secrets
         self.before_save: Callable[[int], None] = lambda step: None
@@ -210,7 +210,7 @@ class PartyCheckpointStore:
 
         `max_step`: the latest step that the checkpoint may have; None: any.
         """
-        content = self._load_content(max_step)
+        content = self._load_newest_fields(max_step)
         if content is None:
             return None
         return PartyCheckpoint(
@@ -289,18 +289,19 @@ class PartyCheckpointStore:
             return None
         return list_party_coefficients(self._config, self._data, role.prediction_networks)
 
-    def _load_content(self, last_step: int | None) -> dict[str, Any] | None:
-        """Return the fields of the newest checkpoint; None: there is none.
+    def _load_newest_fields(self, last_step: int | None) -> dict[str, Any] | None:
+        """Return the fields of the newest checkpoint; None: a new run, or there is no checkpoint.
 
         `last_step`: the latest step that the checkpoint may have; None: any.
         """
+        is_new_run = self._expected_fields is None
         files = self._folder.checkpoints
         steps = [step for step in files.list_steps() if last_step is None or step <= last_step]
-        if self._expected_fields is None or not steps:
+        if is_new_run or not steps:
             return None
-        path = files.get_path(steps[-1])
-        with working_on("resuming", f"step {steps[-1]}"):
-            return self._load_step(path)
+        newest_step = steps[-1]
+        with working_on("resuming", f"step {newest_step}"):
+            return self._load_step(files.get_path(newest_step))
 
     def _load_step(self, path: Path) -> dict[str, Any]:
         """Return the fields of one checkpoint, with tensors decoded.

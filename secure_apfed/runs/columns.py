@@ -8,8 +8,9 @@ A feature's score is the norm of its row of W_k (MMVFL, section 4.2), the weight
 a column with several features, one for each category, has the norm of all their rows together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from secure_apfed.base.files import load_json, to_json, write_atomically
 from secure_apfed.config import Config
@@ -119,28 +120,58 @@ def restrict_columns(
         to write by hand.
     """
     settings = config.model_dump(mode="json")
+    data_settings = settings["data"]
     if config.data.dataset != OWN_TABLES:
         if missing := [name for name in party_names(config.data) if name not in columns_by_party]:
             raise ConfigError(
                 f"data.columns names the columns of every party, and there are no scores of "
                 f"{', '.join(missing)} here; name the folder of the whole run"
             )
-        settings["data"] |= {"columns": columns_by_party, "views": None, "active_view": 1}
+        data_settings["columns"] = columns_by_party
+        # `columns` says which columns each party has, so the settings that said it before get
+        # their defaults.
+        data_settings["views"] = None
+        data_settings["active_view"] = 1
     else:
         for name, columns in columns_by_party.items():
-            table = settings["data"]["parties"][name]
-            if table["encoding"] or config.data.view_columns:
-                key = f"parties.{name}.encoding" if table["encoding"] else "view_columns"
-                raise ConfigError(
-                    f"data.{key} lists the columns of {name}; cut it there to {', '.join(columns)}"
-                )
-            if table["numeric"] is None and table["categorical"] is None:
-                table["ignore"] += [column for column in scores[name] if column not in columns]
-            for column_type in ("numeric", "categorical"):
-                if table[column_type]:
-                    table[column_type] = [
-                        column for column in table[column_type] if column in columns
-                    ]
+            table_settings = data_settings["parties"][name]
+            _require_no_column_lists(config, name, table_settings, columns)
+            _restrict_table(table_settings, columns, scored_columns=scores[name])
     restricted = Config.model_validate(settings)
     check_data(restricted.data)
     return restricted
+
+
+def _require_no_column_lists(
+    config: Config, party: str, table_settings: Mapping[str, Any], columns: list[str]
+) -> None:
+    """Raise ConfigError if the settings list a party's columns where only the user can cut them.
+
+    `table_settings`: settings of the party's table. `columns`: columns to keep, for the error.
+    """
+    if table_settings["encoding"]:
+        key = f"parties.{party}.encoding"
+    elif config.data.view_columns:
+        key = "view_columns"
+    else:
+        return
+    raise ConfigError(
+        f"data.{key} lists the columns of {party}; cut it there to {', '.join(columns)}"
+    )
+
+
+def _restrict_table(
+    table_settings: dict[str, Any], columns: Collection[str], *, scored_columns: Iterable[str]
+) -> None:
+    """Change the settings of a party's table in place, so that they use only some columns.
+
+    If the settings list no columns, all scored columns but these are added to the ignored ones.
+
+    `columns`: columns to keep. `scored_columns`: all columns that have a score.
+    """
+    if table_settings["numeric"] is None and table_settings["categorical"] is None:
+        table_settings["ignore"] += [column for column in scored_columns if column not in columns]
+    for column_type in ("numeric", "categorical"):
+        listed_columns = table_settings[column_type]
+        if listed_columns:
+            table_settings[column_type] = [column for column in listed_columns if column in columns]

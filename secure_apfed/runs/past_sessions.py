@@ -157,16 +157,27 @@ def load_logged_sessions(path: Path) -> PastSessions:
             sessions[-1].next_step = line.resumes or 0
         elif isinstance(line, FrameLine):
             sessions[-1].add_frame(line)
-            sender, receiver = (
-                (own_name, line.peer) if line.event == "sent" else (line.peer, own_name)
-            )
+            is_sent = line.event == "sent"
+            sender = own_name if is_sent else line.peer
+            receiver = line.peer if is_sent else own_name
             totals = totals_by_route.setdefault((sender, receiver, line.kind), _RouteTotals())
             payload_bytes = _payload_size(line, sender, receiver, sessions[-1].name)
             totals.add_frame(payload_bytes, line)
-    flows = [
-        Flow(*route, totals.messages, totals.payload_bytes, totals.wire_bytes, *totals.steps)
-        for route, totals in totals_by_route.items()
-    ]
+    flows = []
+    for (sender, receiver, kind), totals in totals_by_route.items():
+        first_step, highest_step = totals.steps
+        flows.append(
+            Flow(
+                sender=sender,
+                receiver=receiver,
+                kind=kind,
+                messages=totals.messages,
+                payload_bytes=totals.payload_bytes,
+                wire_bytes=totals.wire_bytes,
+                first_step=first_step,
+                last_step=highest_step,
+            )
+        )
     return PastSessions(
         sessions=session_count,
         steps=sum(session.steps for session in sessions),

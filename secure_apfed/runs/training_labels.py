@@ -208,22 +208,28 @@ class TrainingLabels:
             and randomised_labels.shape == self._randomised_labels.shape
         )
         is_randomised = randomised_labels != _NOT_RANDOMISED
-        stage_count = 0  # number of stages that are answered
-        if has_right_form:
-            for positions in self._rows_by_stage:
-                if not bool(is_randomised[positions].all()):
-                    break
-                stage_count += 1
-        expected_count = sum(len(positions) for positions in self._rows_by_stage[:stage_count])
+        complete_stages = self._count_complete_stages(is_randomised) if has_right_form else 0
+        expected_count = sum(len(positions) for positions in self._rows_by_stage[:complete_stages])
+        has_labels_of_other_stages = int(is_randomised.sum()) != expected_count
         classes = randomised_labels[is_randomised]
         are_valid_classes = bool(((classes >= 0) & (classes < len(self.data.classes))).all())
-        if not stage_count or int(is_randomised.sum()) != expected_count or not are_valid_classes:
+        if not complete_stages or has_labels_of_other_stages or not are_valid_classes:
             raise CheckpointError(
                 f"the checkpoint does not hold answers for {len(self._randomised_labels)} training "
                 "labels; it was altered or is of another run"
             )
         self._randomised_labels = randomised_labels.clone()
-        self._next_stage = stage_count
+        self._next_stage = complete_stages
+
+    def _count_complete_stages(self, is_randomised: Tensor) -> int:
+        """Return how many stages, from the first one on, have a randomised label on all their rows.
+
+        `is_randomised`: for each training label whether it was randomised.
+        """
+        for stage, positions in enumerate(self._rows_by_stage):
+            if not bool(is_randomised[positions].all()):
+                return stage
+        return len(self._rows_by_stage)
 
 
 def load_training_labels(
