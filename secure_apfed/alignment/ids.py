@@ -21,6 +21,44 @@ if TYPE_CHECKING:
 _ROWS_PER_BLOCK = 2**16
 
 
+def _open_csv_file(
+    file: Path, text_columns: Sequence[str], *, separator: str, lines_above_header: int
+) -> "Dataset":
+    """Return a CSV file as a data set, which reads blocks of rows when they are needed.
+
+    A file that is compressed as .xz, or has lines above its header, is read whole instead.
+
+    Args:
+        file: path of the file.
+        text_columns: columns whose cells are read as texts: those of the IDs.
+        separator: character between two cells.
+        lines_above_header: number of lines to skip.
+    """
+    import pyarrow
+    from pyarrow import csv, dataset, input_stream
+
+    parse_options = csv.ParseOptions(newlines_in_values=True, delimiter=separator)
+    convert_options = csv.ConvertOptions(
+        column_types=dict.fromkeys(text_columns, pyarrow.string()),
+        strings_can_be_null=True,
+        null_values=sorted(EMPTY_CELL_TEXTS),
+    )
+    is_xz = file.suffix == ".xz"
+    if not lines_above_header and not is_xz:
+        csv_format = dataset.CsvFileFormat(
+            parse_options=parse_options, convert_options=convert_options
+        )
+        return dataset.dataset(str(file), format=csv_format)
+    with lzma.open(file) if is_xz else input_stream(str(file)) as content:
+        table = csv.read_csv(
+            content,
+            read_options=csv.ReadOptions(skip_rows=lines_above_header),
+            parse_options=parse_options,
+            convert_options=convert_options,
+        )
+    return dataset.dataset(table)
+
+
 def make_id_rules(settings: AlignmentSettings) -> IdNormalisation:
     """Return the rules by which IDs are normalised, from the settings that all parties share."""
     enabled = {rule: rule in settings.normalisation for rule in ID_RULES}
@@ -125,8 +163,7 @@ class IdFile:
         header, are read whole here, since data sets of pyarrow can neither skip lines nor read .xz.
         """
         # Imported late, since pyarrow takes long to load.
-        import pyarrow
-        from pyarrow import csv, dataset, input_stream
+        from pyarrow import dataset
 
         from secure_apfed.data.frames import (
             infer_file_kind,
@@ -140,38 +177,20 @@ class IdFile:
         files = list_files(self._source, source=self._party)
         if infer_file_kind(files[0]) != "CSV":
             return open_packed_files(files, self._source, self._party), None
-        convert_options = csv.ConvertOptions(
-            column_types=dict.fromkeys(self._column_names, pyarrow.string()),
-            strings_can_be_null=True,
-            null_values=sorted(EMPTY_CELL_TEXTS),
-        )
         datasets = []
-        line_count_above_header = (
-            0  # lines above the header of the last file; used if it is the only one
-        )
         for file in files:
             head = load_csv_head(file, source=self._party, are_titles_errors=False)
-            line_count_above_header = head.lines_above
-            parse_options = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
-            if line_count_above_header or file.suffix == ".xz":
-                with (
-                    lzma.open(file) if file.suffix == ".xz" else input_stream(str(file)) as content
-                ):
-                    table = csv.read_csv(
-                        content,
-                        read_options=csv.ReadOptions(skip_rows=line_count_above_header),
-                        parse_options=parse_options,
-                        convert_options=convert_options,
-                    )
-                datasets.append(dataset.dataset(table))
-            else:
-                csv_format = dataset.CsvFileFormat(
-                    parse_options=parse_options, convert_options=convert_options
+            datasets.append(
+                _open_csv_file(
+                    file,
+                    self._column_names,
+                    separator=head.separator,
+                    lines_above_header=head.lines_above,
                 )
-                datasets.append(dataset.dataset(str(file), format=csv_format))
+            )
         if len(files) > 1:
             return dataset.dataset(datasets), None
-        first_line_number = line_count_above_header + 2  # below the header, counted from 1
+        first_line_number = head.lines_above + 2  # below the header, counted from 1
         return dataset.dataset(datasets), lambda row: f"line {first_line_number + row}"
 
     @contextmanager

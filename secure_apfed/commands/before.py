@@ -185,7 +185,6 @@ def _load_table_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
         determine_role,
         load_party_data,
     )
-    from secure_apfed.organisations.project import SealedProject, SignedFile
     from secure_apfed.runs.folder import SEALED_PROJECT
     from secure_apfed.settings.data import TableShape
 
@@ -194,27 +193,37 @@ def _load_table_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     sealed_path = file.folder / SEALED_PROJECT
     data = load_party_data(file, config, determine_role(file, config))
     own_shape = TableShape() if data is None else describe_table(data, shows_column_names=False)
-    shape_by_party: dict[str, TableShape] = {}
-    if sealed_path.exists():
-        project = SignedFile.from_file(sealed_path).open_document(SealedProject, sealed_path)
-        for organisation, conflict in project.proposal_document.conflicts:
-            terminal.show_note(
-                f"note: {organisation} runs {' and '.join(conflict.party_names)}, which was "
-                f"allowed by name: together they {conflict.gained_ability}"
-            )
-        shape_by_party = {
-            name: answer.table
-            for name, answer in project.answer_documents.items()
-            if answer.table is not None
-        }
-    shape_by_party[file.party] = own_shape
+    known_shape_by_party = _load_declared_shapes(sealed_path) if sealed_path.exists() else {}
+    known_shape_by_party[file.party] = own_shape
     names = (file.active, *file.passives)
-    if undeclared := [name for name in names if name not in shape_by_party]:
+    if undeclared := [name for name in names if name not in known_shape_by_party]:
         terminal.show_note(
             f"note: {', '.join(undeclared)} declared no table: planned as {own_shape.rows:,} rows "
             f"of {own_shape.features} features"
         )
-    return {name: shape_by_party.get(name, own_shape) for name in names}, file.config
+    return {name: known_shape_by_party.get(name, own_shape) for name in names}, file.config
+
+
+def _load_declared_shapes(path: Path) -> dict[str, "TableShape"]:
+    """Return the shapes of the tables that parties declared in a sealed project, by party.
+
+    A note is shown for each organisation that runs several parties.
+
+    `path`: path of the sealed project.
+    """
+    from secure_apfed.organisations.project import SealedProject, SignedFile
+
+    project = SignedFile.from_file(path).open_document(SealedProject, path)
+    for organisation, conflict in project.proposal_document.conflicts:
+        terminal.show_note(
+            f"note: {organisation} runs {' and '.join(conflict.party_names)}, which was "
+            f"allowed by name: together they {conflict.gained_ability}"
+        )
+    return {
+        name: answer.table
+        for name, answer in project.answer_documents.items()
+        if answer.table is not None
+    }
 
 
 def _forecast_run(
@@ -282,18 +291,40 @@ def _rehearse_votes(config: "Config", epsilon: float, *, is_quiet: bool) -> dict
 
     Raises ConfigError: the run's method has no votes, or the epsilon is out of range.
     """
-    from secure_apfed.errors import ConfigError
-    from secure_apfed.methods import METHODS
-    from secure_apfed.methods.votes import VoteSettings
     from secure_apfed.runs.folder import RunFolder
     from secure_apfed.runs.outcome import load_outcome
     from secure_apfed.runs.run import run
+
+    rehearsal_config = _configure_rehearsal(config, epsilon)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rehearsal"
+        run(rehearsal_config, path)
+        agreement_by_party = load_outcome(RunFolder(path)).agreement
+    if not is_quiet:
+        rows = [
+            (party, f"{agreement.labels:.2f}", f"{agreement.labels_noise:.2f}")
+            for party, agreement in agreement_by_party.items()
+        ]
+        title = f"\nVotes on labelled rows, one number of epsilon {epsilon:g} a passive"
+        terminal.show_rows(title, ("party", "share that is right", "deviation of its noise"), rows)
+    return {party: asdict(agreement) for party, agreement in agreement_by_party.items()}
+
+
+def _configure_rehearsal(config: "Config", epsilon: float) -> "Config":
+    """Return the settings of a run in which passives reveal only how many of their votes are right.
+
+    `config`: settings of the run with votes. `epsilon`: privacy cost of each passive's number.
+
+    Raises ConfigError: the run's method has no votes, or the epsilon is out of range.
+    """
+    from secure_apfed.errors import ConfigError
+    from secure_apfed.methods import METHODS
+    from secure_apfed.methods.votes import VoteSettings
 
     if not isinstance(config.method, VoteSettings):
         raise ConfigError(f"--with-peers: nobody votes in method {config.method.name}")
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"--with-peers: an epsilon is above 0 and finite, got {epsilon:g}")
-    # The method by which passives reveal only the number of right votes.
     rehearsal_method = next(
         name for name, method in METHODS.items() if method.settings.vote_protocol == "count"
     )
@@ -305,18 +336,7 @@ def _rehearse_votes(config: "Config", epsilon: float, *, is_quiet: bool) -> dict
         "colluders": 0,
         "secure_sum": {**config.secure_sum.model_dump(), "noise": None},
     }
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "rehearsal"
-        run(type(config).model_validate({**config.model_dump(), **changes}), path)
-        agreement_by_party = load_outcome(RunFolder(path)).agreement
-    if not is_quiet:
-        rows = [
-            (party, f"{agreement.labels:.2f}", f"{agreement.labels_noise:.2f}")
-            for party, agreement in agreement_by_party.items()
-        ]
-        title = f"\nVotes on labelled rows, one number of epsilon {epsilon:g} a passive"
-        terminal.show_rows(title, ("party", "share that is right", "deviation of its noise"), rows)
-    return {party: asdict(agreement) for party, agreement in agreement_by_party.items()}
+    return type(config).model_validate({**config.model_dump(), **changes})
 
 
 def _calibrate_noise(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from secure_apfed.organisations.engines import EngineName
     from secure_apfed.organisations.project import Proposal, SealedProject
     from secure_apfed.planning.forecast import TrafficForecast
-    from secure_apfed.settings.data import TableShape
+    from secure_apfed.settings.data import DataSettings, TableShape
 
 project_app = typer.Typer(
     no_args_is_help=True,
@@ -599,11 +599,28 @@ def _describe_request(
         own_shape: shape of its table, as it discloses it; None: it discloses nothing.
         link_traffic: the forecast traffic of each link.
     """
-    data = config.data
     train = config.train
     format_size = terminal.format_size
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
     yield "role", f"{proposal.roles[party]} of {config.method.title}"
+    yield from _describe_parties(proposal)
+    if party in proposal.list_names("active", "passive"):  # the roles that have a table
+        yield from _describe_requested_table(config.data, party, own_shape)
+    yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
+    sent_bytes = sum(link.wire_bytes for link in link_traffic if link.sender == party)
+    received_bytes = sum(link.wire_bytes for link in link_traffic if link.receiver == party)
+    is_row_count_assumed = own_shape is None and bool(config.data.parties)
+    assumption = ", for tables of 1,000 rows" if is_row_count_assumed else ""
+    sent_text = f"sends about {format_size(sent_bytes)}"
+    yield "bytes", f"{sent_text}, gets about {format_size(received_bytes)}{assumption}"
+    yield from _describe_serving(config, party, own_shape, role=proposal.roles[party])
+
+
+def _describe_parties(proposal: "Proposal") -> Iterator[tuple[str, str]]:
+    """Yield title and text of each proposed party, of the relay and of the engine, if any.
+
+    The text says where the party is reached, and which organisation runs it.
+    """
     without_address = "over the engine" if proposal.over == "nvflare" else "dials out only"
     for name, role in proposal.roles.items():
         address = proposal.addresses.get(name, without_address)
@@ -613,27 +630,29 @@ def _describe_request(
         yield "relay", f"{proposal.relay}, run by {proposal.relay_by}"
     if proposal.server is not None:
         yield "engine", _describe_engine(proposal)
-    if party in proposal.list_names("active", "passive"):
-        labels = f", labels in {data.label_column}" if data.has_labels(party) else ""
-        ids = ", ".join(data.find_id_columns(party)) if data.parties else data.id_column
-        yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
-        table_text = "nothing about it is disclosed (--table)"
-        if not data.parties:
-            table_text = f"its part of {data.dataset}"  # a built-in data set
-        elif own_shape is not None:
-            column_names = ", ".join(own_shape.columns or ()) or "names not disclosed"
-            table_text = (
-                f"disclosed: about {own_shape.rows:,} rows, {own_shape.features} features, "
-                f"{column_names}"
-            )
-        yield "table", table_text
-    yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
-    sent = format_size(sum(link.wire_bytes for link in link_traffic if link.sender == party))
-    received = format_size(sum(link.wire_bytes for link in link_traffic if link.receiver == party))
-    is_assumed = own_shape is None and bool(data.parties)
-    assumption = ", for tables of 1,000 rows" if is_assumed else ""
-    yield "bytes", f"sends about {sent}, gets about {received}{assumption}"
-    yield from _describe_serving(config, party, own_shape, role=proposal.roles[party])
+
+
+def _describe_requested_table(
+    data: "DataSettings", party: str, own_shape: "TableShape | None"
+) -> Iterator[tuple[str, str]]:
+    """Yield title and text of the columns that a party needs, and of what it discloses of them.
+
+    Args:
+        data: the proposed data settings; without parties they name a built-in data set.
+        party: name of this party.
+        own_shape: shape of its table, as it discloses it; None: it discloses nothing.
+    """
+    labels = f", labels in {data.label_column}" if data.has_labels(party) else ""
+    ids = ", ".join(data.find_id_columns(party)) if data.parties else data.id_column
+    yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
+    if not data.parties:
+        yield "table", f"its part of {data.dataset}"
+    elif own_shape is None:
+        yield "table", "nothing about it is disclosed (--table)"
+    else:
+        column_names = ", ".join(own_shape.columns or ()) or "names not disclosed"
+        size_text = f"about {own_shape.rows:,} rows, {own_shape.features} features"
+        yield "table", f"disclosed: {size_text}, {column_names}"
 
 
 def _describe_engine(proposal: "Proposal") -> str:
@@ -715,17 +734,19 @@ def _describe_leaks(
 
     peers_by_rule: dict[Rule, list[str]] = {}
     for link in link_traffic:
-        if sender is not None and link.sender == sender:
+        if sender is not None:
+            is_of_party = link.sender == sender
             peer = link.receiver
-        elif receiver is not None and link.receiver == receiver:
-            peer = link.sender
         else:
-            continue
-        rule = find_rule(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
-        peers_by_rule.setdefault(rule, []).append(peer)
+            is_of_party = link.receiver == receiver
+            peer = link.sender
+        if is_of_party:
+            rule = find_rule(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
+            peers_by_rule.setdefault(rule, []).append(peer)
     for rule, peers in peers_by_rule.items():
-        is_of_every_protocol = rule.condition == "always" and rule.receiver is None
-        if not is_of_every_protocol and rule.remains != "Nothing.":
+        is_of_every_run = rule.condition == "always" and rule.receiver is None
+        has_risk = rule.remains != "Nothing."  # what is not protected
+        if has_risk and not is_of_every_run:
             yield f"{', '.join(peers)}: {rule.kind}", rule.reads, rule.remains
 
 

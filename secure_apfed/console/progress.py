@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ def show_run(
     standard error.
     """
     board = Board(name=name)
+    # For output as JSON a board is not shown.
     with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
         yield board.update_progress
 
@@ -416,20 +418,7 @@ def _format_metrics(board: Board) -> str:
     Names of parties have no characters that need escaping there.
     """
     lines_by_metric: dict[str, list[str]] = {}
-
-    def add_samples(labels: Mapping[str, str], **values: float | None) -> None:
-        """Add one line for each value that is not None.
-
-        `labels`: the labels of all these lines. `values`: by the metric's name, its value.
-        """
-        label_text = ",".join(f'{key}="{label}"' for key, label in labels.items())
-        for name, value in values.items():
-            if value is not None:
-                kind = "counter" if name.endswith("_total") else "gauge"
-                value_text = "+Inf" if value == math.inf else f"{value:.15g}"
-                lines = lines_by_metric.setdefault(name, [f"# TYPE secure_apfed_{name} {kind}\n"])
-                lines.append(f"secure_apfed_{name}{{{label_text}}} {value_text}\n")
-
+    add_samples = partial(_add_metric_samples, lines_by_metric)
     for status in board.statuses:
         party_label = {"party": status.party}
         add_samples(party_label, session=status.session, step=status.step)
@@ -454,6 +443,26 @@ def _format_metrics(board: Board) -> str:
             steps=progress.steps,
         )
     return "".join(line for lines in lines_by_metric.values() for line in lines)
+
+
+def _add_metric_samples(
+    lines_by_metric: dict[str, list[str]], labels: Mapping[str, str], **values: float | None
+) -> None:
+    """Add one line in Prometheus' text format for each value that is not None.
+
+    Args:
+        lines_by_metric: lines by the metric's name; a metric's first line, its type, is added too.
+        labels: the labels of all these values, such as the party.
+        **values: values by the metric's name.
+    """
+    label_text = ",".join(f'{key}="{label}"' for key, label in labels.items())
+    for name, value in values.items():
+        if value is not None:
+            metric_type = "counter" if name.endswith("_total") else "gauge"
+            value_text = "+Inf" if value == math.inf else f"{value:.15g}"
+            type_line = f"# TYPE secure_apfed_{name} {metric_type}\n"
+            lines = lines_by_metric.setdefault(name, [type_line])
+            lines.append(f"secure_apfed_{name}{{{label_text}}} {value_text}\n")
 
 
 class _EventWriter:

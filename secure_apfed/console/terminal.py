@@ -254,27 +254,24 @@ def _list_forecast_rows(forecast: "Forecast") -> list[tuple[str, str]]:
 
     Each row has a title and a text.
     """
-    # The time of local models ("baselines") is in the forecast only if it was measured.
-    includes_baselines = "baselines" in forecast.seconds
-    baselines_hint = "run --no-baselines spares them"
-    if not includes_baselines:
-        baselines_hint += ", plan --baselines measures them"
-    phases_text = ", ".join(
+    time_text = f"about {_format_duration(sum(forecast.seconds.values()))}: " + ", ".join(
         f"{phase} {_format_duration(seconds)}" for phase, seconds in forecast.seconds.items()
     )
-    if includes_baselines:
-        phases_text += f" ({baselines_hint})"
-    omitted_baselines = "" if includes_baselines else f"baselines ({baselines_hint}), "
+    # The time of local models ("baselines") is in the forecast only if it was measured.
+    omitted_baselines = ""
+    if "baselines" in forecast.seconds:
+        time_text += " (run --no-baselines spares them)"
+    else:
+        omitted_baselines = (
+            "baselines (run --no-baselines spares them, plan --baselines measures them), "
+        )
     labelled_text = f"{forecast.labelled_rows:,} of {forecast.teaching_rows:,}"
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in forecast.rows.items())),
         ("active trains on", f"{forecast.train_rows:,}, tests on {forecast.test_rows:,}"),
         ("learns from labels of", f"{labelled_text} rows that it could learn from"),
         ("steps", f"{forecast.steps:,}, each about {_format_duration(forecast.seconds_per_step)}"),
-        (
-            "time on this machine",
-            f"about {_format_duration(sum(forecast.seconds.values()))}: {phases_text}",
-        ),
+        ("time on this machine", time_text),
         ("not counted", f"start, {omitted_baselines}attacks, report"),
     ]
     if forecast.links:

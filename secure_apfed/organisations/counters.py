@@ -13,7 +13,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -302,12 +302,7 @@ class CounterFiles:
                 yield name, count.number, count.origin, count.digest
             return
         version_by_file = dict(self._list_versions())
-        for name, recorded in self._recorded_count_by_file.items():
-            if recorded.number and name not in version_by_file:
-                raise CheckpointError(
-                    f"restore {self._folder / name} from a copy: it is gone, and this session "
-                    "counted in it"
-                )
+        self._require_counted_files(version_by_file)
         for name, version in version_by_file.items():
             kind = find_counter_kind(name)
             if kind is None or version == self._version_by_file.get(name):
@@ -317,16 +312,25 @@ class CounterFiles:
             reader = self._reader_by_file.setdefault(name, kind.make_reader(self._folder / name))
             count = reader.load_count()
             self._version_by_file[name] = version
-            recorded = self._recorded_count_by_file.get(name, Count(0, count.origin, count.digest))
-            if count.number < recorded.number:
+            recorded = self._recorded_count_by_file.get(name)
+            if recorded is not None and count.number < recorded.number:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it counts {count.number} "
                     f"{kind.counted_items}, and counted {recorded.number} before, so another "
                     "process wrote to it"
                 )
-            if count != self._recorded_count_by_file.get(name):
+            if count != recorded:
                 self._recorded_count_by_file[name] = count
                 yield name, count.number, count.origin, count.digest
+
+    def _require_counted_files(self, present_files: Collection[str]) -> None:
+        """Raise CheckpointError if a file is gone whose recorded count is above zero."""
+        for name, recorded in self._recorded_count_by_file.items():
+            if recorded.number and name not in present_files:
+                raise CheckpointError(
+                    f"restore {self._folder / name} from a copy: it is gone, and this session "
+                    "counted in it"
+                )
 
     @property
     def nonzero_counters(self) -> frozenset[str]:
@@ -432,46 +436,35 @@ def _load_recorded_counters(folder: Path, party: str) -> _RecordedCounters:
     """
     path = folder / AUDIT_LOG_NAME
     checkpoint, checkpoint_problem = _load_checkpoint(folder, party)
-    stored_count_by_file = checkpoint.counters if checkpoint else {}
-    count_by_file_in_checkpoint = {
-        name: Count(**count.model_dump()) for name, count in stored_count_by_file.items()
-    }
     has_checkpoint_file = checkpoint is not None or bool(checkpoint_problem)
     recorded_lines = Count(checkpoint.lines if checkpoint else 0, _NO_DIGEST, _NO_DIGEST)
+    log_summary: LogSummary | None = None
+    inconsistency: _Inconsistency | None = None
     if not os.path.lexists(path):
-        is_log_lost = has_checkpoint_file or any(_list_signs_of_use(folder))
-        inconsistency = (
-            _Inconsistency(AUDIT_LOG_NAME, "missing", recorded_lines, None) if is_log_lost else None
-        )
-        return _RecordedCounters(
-            count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
-        )
-    hashes_at_checkpoint: list[str] = []  # the log's hash after the recorded number of lines
-
-    def note_line_hash(line_number: int, line_hash: str) -> None:
-        """Store the log's hash after the recorded number of lines."""
-        if line_number == recorded_lines.number:
-            hashes_at_checkpoint.append(line_hash)
-
-    try:
-        os.close(open_regular(path, create=False))  # raises an error for a link
-        if not path.stat().st_size and not has_checkpoint_file:
-            # A process was killed before it wrote its first line.
-            return _RecordedCounters({}, log_summary=None, log_inconsistency=None)
-        log_summary = summarise_log(path, on_line=note_line_hash)
-    except (CheckpointError, OSError) as error:
-        inconsistency = _Inconsistency(
-            AUDIT_LOG_NAME, "unreadable", recorded_lines, None, str(error)
-        )
-        return _RecordedCounters(
-            count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
-        )
-    inconsistency = _find_log_inconsistency(
-        log_summary, party, recorded_lines, checkpoint, hashes_at_checkpoint
-    )
-    if inconsistency is not None and checkpoint_problem:
-        inconsistency = replace(inconsistency, detail=checkpoint_problem)
-    if inconsistency is not None:
+        if has_checkpoint_file or any(_list_signs_of_use(folder)):
+            inconsistency = _Inconsistency(AUDIT_LOG_NAME, "missing", recorded_lines, None)
+    else:
+        try:
+            os.close(open_regular(path, create=False))  # raises an error for a link
+            if not path.stat().st_size and not has_checkpoint_file:
+                # A process was killed before it wrote its first line.
+                return _RecordedCounters({}, log_summary=None, log_inconsistency=None)
+            log_summary, hash_at_checkpoint = _summarise_log_and_hash(path, recorded_lines.number)
+        except (CheckpointError, OSError) as error:
+            inconsistency = _Inconsistency(
+                AUDIT_LOG_NAME, "unreadable", recorded_lines, None, str(error)
+            )
+        else:
+            inconsistency = _find_log_inconsistency(
+                log_summary, party, recorded_lines, checkpoint, hash_at_checkpoint
+            )
+            if inconsistency is not None and checkpoint_problem:
+                inconsistency = replace(inconsistency, detail=checkpoint_problem)
+    if log_summary is None or inconsistency is not None:
+        stored_count_by_file = checkpoint.counters if checkpoint else {}
+        count_by_file_in_checkpoint = {
+            name: Count(**count.model_dump()) for name, count in stored_count_by_file.items()
+        }
         return _RecordedCounters(
             count_by_file_in_checkpoint, log_summary=None, log_inconsistency=inconsistency
         )
@@ -482,12 +475,31 @@ def _load_recorded_counters(folder: Path, party: str) -> _RecordedCounters:
     return _RecordedCounters(count_by_file_in_log, log_summary, log_inconsistency=None)
 
 
+def _summarise_log_and_hash(path: Path, line_count: int) -> tuple[LogSummary, str | None]:
+    """Return the summary of an audit log, and its hash after `line_count` lines.
+
+    The hash is None if the log is shorter.
+
+    Raises CheckpointError: the log is malformed.
+    """
+    hash_at_line_count: str | None = None
+
+    def store_hash(line_number: int, line_hash: str) -> None:
+        """Store the log's hash if so many lines were read."""
+        nonlocal hash_at_line_count
+        if line_number == line_count:
+            hash_at_line_count = line_hash
+
+    log_summary = summarise_log(path, on_line=store_hash)
+    return log_summary, hash_at_line_count
+
+
 def _find_log_inconsistency(
     log_summary: LogSummary,
     party: str,
     recorded_lines: Count,
     checkpoint: _CounterCheckpoint | None,
-    hashes_at_checkpoint: Sequence[str],
+    hash_at_checkpoint: str | None,
 ) -> _Inconsistency | None:
     """Compare an intact audit log with `counters.json`; return how they differ, or None.
 
@@ -496,7 +508,7 @@ def _find_log_inconsistency(
         party: the folder's party.
         recorded_lines: how many lines the log has according to `counters.json`.
         checkpoint: content of `counters.json`; None: there is no such file, or it cannot be used.
-        hashes_at_checkpoint: the log's hash after that many lines; empty if the log is shorter.
+        hash_at_checkpoint: the log's hash after that many lines; None if the log is shorter.
     """
     if log_summary.party != party:
         detail = f"it is of {log_summary.party}, this party is {party}"
@@ -514,10 +526,9 @@ def _find_log_inconsistency(
             recorded_lines,
             Count(log_summary.lines, _NO_DIGEST, _NO_DIGEST),
         )
-    is_same = [*hashes_at_checkpoint] == [checkpoint.chain]
-    return (
-        None if is_same else _Inconsistency(AUDIT_LOG_NAME, "of another run", recorded_lines, None)
-    )
+    if hash_at_checkpoint != checkpoint.chain:
+        return _Inconsistency(AUDIT_LOG_NAME, "of another run", recorded_lines, None)
+    return None
 
 
 def _list_signs_of_use(folder: Path) -> Iterator[Path]:
@@ -668,24 +679,16 @@ def restart_counter(folder: Path, file_name: str, *, party: str, now: float) -> 
         ConfigError: no counter has that name, or its file is as recorded.
         CheckpointError: the audit log has a fault, so that it must be restarted first.
     """
-    if file_name != AUDIT_LOG_NAME and (
-        find_counter_kind(file_name) is None or Path(file_name).name != file_name
-    ):
-        known_patterns = ", ".join(kind.file_pattern for kind in COUNTERS)
-        raise ConfigError(
-            f"{file_name!r} is no counter; counters are {AUDIT_LOG_NAME}, {known_patterns}"
-        )
+    _require_counter_name(file_name)
     recorded_counters = _load_recorded_counters(folder, party)
     inconsistency = recorded_counters.log_inconsistency
-    count_by_file = recorded_counters.count_by_file
+    other_count_by_file = dict(recorded_counters.count_by_file)
     if file_name != AUDIT_LOG_NAME:
         if inconsistency is not None:
             raise _make_inconsistency_error(folder, party, inconsistency)
-        count = count_by_file.get(file_name)
-        inconsistency = _find_inconsistency(folder, file_name, count) if count else None
-        count_by_file = {
-            other: count for other, count in count_by_file.items() if other != file_name
-        }
+        recorded_count = other_count_by_file.pop(file_name, None)
+        if recorded_count is not None:
+            inconsistency = _find_inconsistency(folder, file_name, recorded_count)
     if inconsistency is None:
         raise ConfigError(
             f"{folder / file_name} counts as noted, so there is nothing to restart; start the party"
@@ -695,16 +698,32 @@ def restart_counter(folder: Path, file_name: str, *, party: str, now: float) -> 
     if not is_older_copy and os.path.lexists(folder / file_name):
         renamed_file = _find_free_name(folder, file_name)
         (folder / file_name).rename(renamed_file)
+    continued_count = inconsistency.actual if is_older_copy else None
     log_entry = RestartLine(
         at=now,
         counter=file_name,
         why=inconsistency.kind,
         noted=inconsistency.recorded.number,
-        number=inconsistency.actual.number if is_older_copy and inconsistency.actual else 0,
+        number=continued_count.number if continued_count is not None else 0,
     )
     identity_by_peer = recorded_counters.log_summary.peers if recorded_counters.log_summary else {}
-    other_counters = CounterFiles(folder, party, count_by_file, should_read_files=False)
+    other_counters = CounterFiles(folder, party, other_count_by_file, should_read_files=False)
     return Restart(log_entry, renamed_file, other_counters, identity_by_peer)
+
+
+def _require_counter_name(file_name: str) -> None:
+    """Raise ConfigError unless this is the audit log, or a file in the party's folder that counts.
+
+    A counter's name has no folder in it.
+    """
+    if file_name == AUDIT_LOG_NAME:
+        return
+    has_folder = Path(file_name).name != file_name
+    if has_folder or find_counter_kind(file_name) is None:
+        known_patterns = ", ".join(kind.file_pattern for kind in COUNTERS)
+        raise ConfigError(
+            f"{file_name!r} is no counter; counters are {AUDIT_LOG_NAME}, {known_patterns}"
+        )
 
 
 def _find_free_name(folder: Path, file_name: str) -> Path:

@@ -9,7 +9,7 @@ the files of the other parties.
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,19 +122,14 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
     """
     if (folder is None) == (config is None):
         raise ConfigError("project end: name the party's folder, or its file with --config")
-    if config is None and folder is not None:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder; name that of the party")
-        config = folder / PARTY_FILE
-    assert config is not None
-    if config.exists() or folder is None:
-        file = PartyFile.from_file(config)
-        if not file.folder.is_dir():
-            raise ConfigError(
-                f"{config}: {file.folder} is no folder; nothing of {file.party} is there"
-            )
-        identity_by_peer = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
-        return Owner(file.folder, file.party, identity_by_peer, config)
+    if folder is None:
+        assert config is not None
+        return _load_owner_from_settings(config)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name that of the party")
+    settings_path = folder / PARTY_FILE
+    if settings_path.exists():
+        return _load_owner_from_settings(settings_path)
     if not (folder / AUDIT_LOG_NAME).exists():
         raise ConfigError(
             f"{folder} holds neither {PARTY_FILE} nor {AUDIT_LOG_NAME}, so nothing says whose it "
@@ -143,6 +138,18 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
     log = summarise_log(folder / AUDIT_LOG_NAME)
     identity_by_peer = {name: bytes.fromhex(key) for name, key in log.peers.items()}
     return Owner(folder, log.party, identity_by_peer, None)
+
+
+def _load_owner_from_settings(path: Path) -> Owner:
+    """Return the owner that a party's settings file names.
+
+    Raises ConfigError: the party's folder does not exist.
+    """
+    file = PartyFile.from_file(path)
+    if not file.folder.is_dir():
+        raise ConfigError(f"{path}: {file.folder} is no folder; nothing of {file.party} is there")
+    identity_by_peer = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+    return Owner(file.folder, file.party, identity_by_peer, path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,16 +310,14 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     plan = plan_end(owner)
     if plan.is_done:
         return plan
-    earlier_ending = load_project_end(owner.folder)
-    interrupted_end = (
-        earlier_ending if earlier_ending is not None and not earlier_ending.is_complete else None
-    )
-    deleted_names = [name for name, _, _ in plan.files_to_delete]
+    earlier_end = load_project_end(owner.folder)
+    planned_names = [name for name, _, _ in plan.files_to_delete]
+    deleted_names = planned_names
     counters, counters_are_as_recorded = _compare_counters(owner)
-    if interrupted_end is not None and interrupted_end.deletes:
-        deleted_names = [*interrupted_end.deletes, *deleted_names]
-        if interrupted_end.counters_are_as_noted is not None:
-            counters_are_as_recorded = interrupted_end.counters_are_as_noted
+    if earlier_end is not None and not earlier_end.is_complete and earlier_end.deletes:
+        deleted_names = [*earlier_end.deletes, *planned_names]
+        if earlier_end.counters_are_as_noted is not None:
+            counters_are_as_recorded = earlier_end.counters_are_as_noted
     deleted_names = list(dict.fromkeys(deleted_names))  # each once
     _write_marker(
         owner,
@@ -321,17 +326,10 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
         is_complete=False,
         counters_are_as_recorded=counters_are_as_recorded,
     )
-    for name, _, _ in plan.files_to_delete:
+    for name in planned_names:
         _delete_path(owner.folder / name)
     _sync_folder(owner.folder)
-    # Without a digest: the audit log and its second record, which change now, and the secret key,
-    # since others read the log.
-    names_without_digest = (AUDIT_LOG_NAME, COUNTER_CHECKPOINT, "identity.pem")
-    digest_by_kept_file = {
-        name: _digest_file(owner.folder / name)
-        for name in plan.kept_reason_by_file
-        if name not in names_without_digest
-    }
+    digest_by_kept_file = _digest_kept_files(owner.folder, plan.kept_reason_by_file)
     log = AuditLog(
         owner.folder / AUDIT_LOG_NAME,
         owner.party,
@@ -363,6 +361,16 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
         kept_reason_by_file=plan.kept_reason_by_file,
         ended_at=now,
     )
+
+
+def _digest_kept_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the digest of each kept file that has one.
+
+    The audit log and its second record have none, since they change when the end is recorded. The
+    secret key has none, since others read the log that the digests are written to.
+    """
+    names_without_digest = (AUDIT_LOG_NAME, COUNTER_CHECKPOINT, "identity.pem")
+    return {name: _digest_file(folder / name) for name in names if name not in names_without_digest}
 
 
 def _compare_counters(owner: Owner) -> tuple[CounterFiles, bool]:

@@ -286,8 +286,10 @@ class RunLeader:
                 self._end_party(name, party_node, reply)
             elif question_id == party_node.idle_query_id:
                 party_node.idle_query_id = ""
-                if party_node.run_request_id and reply.error_code is None:
-                    # It runs no party although it was asked to: it restarted meanwhile.
+                is_idle = reply.error_code is None  # it answers only while it runs no party
+                if is_idle and party_node.run_request_id:
+                    # It was asked to run its party, so it restarted meanwhile. Without a request
+                    # `_start_parties` asks it again.
                     party_node.run_request_id = ""
                     self._log_line(f"{name}: its SuperNode began anew")
 
@@ -338,28 +340,26 @@ class RunLeader:
             - set(self._exit_code_by_party)
             - self._lost_parties
         )
-        if missing_parties and not any(self._start_count_by_party.values()):
+        has_started_any = any(self._start_count_by_party.values())
+        if missing_parties and not has_started_any:
             return
         for name, party_node in self._node_by_party.items():
             if name in self._exit_code_by_party:
                 continue
-            if (
-                not party_node.run_request_id
-                and self._start_count_by_party[name] <= self._max_restarts
-            ):
+            should_run_already = bool(party_node.run_request_id)
+            if should_run_already:
+                is_due = self._clock() > party_node.last_question_time + _ASK_AGAIN_S
+                if is_due and not party_node.idle_query_id:
+                    party_node.idle_query_id = self._mail.ask(party_node.node, IDLE_QUERY)
+                    party_node.last_question_time = self._clock()
+            elif self._start_count_by_party[name] > self._max_restarts:
+                self._lost_parties.add(name)  # it was restarted as often as is allowed
+            else:
                 self._lost_parties.discard(name)
                 self._start_count_by_party[name] += 1
                 party_node.run_request_id = self._mail.ask(party_node.node, RUN_REQUEST)
                 party_node.last_question_time = self._clock()
                 self._log_line(f"{name}: its party begins")
-            elif not party_node.run_request_id:
-                self._lost_parties.add(name)  # it was restarted as often as is allowed
-            elif (
-                not party_node.idle_query_id
-                and self._clock() > party_node.last_question_time + _ASK_AGAIN_S
-            ):
-                party_node.idle_query_id = self._mail.ask(party_node.node, IDLE_QUERY)
-                party_node.last_question_time = self._clock()
 
     def _end_party(self, name: str, party_node: _PartyNode, reply: Reply) -> None:
         """Record the exit code of a party that has ended.

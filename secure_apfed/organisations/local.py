@@ -622,14 +622,28 @@ def _wait_for_processes(
         other.name: PartyFolder(active_folder.path.with_name(other.name)).party_end
         for other in others
     }
-
-    def is_awaited(other: _Process) -> bool:
-        """Return whether a party still runs, and either is in time or attacks its own messages."""
-        is_attacking = bool(config.attacks) and end_file_by_party[other.name].exists()
-        return other.exit_code is None and (time.monotonic() < deadline or is_attacking)
-
-    while any(map(is_awaited, others)):
+    while any(
+        _is_awaited(
+            other,
+            deadline=deadline,
+            # A party writes this file first, and then attacks its own messages.
+            attack_signal=end_file_by_party[other.name] if config.attacks else None,
+        )
+        for other in others
+    ):
         time.sleep(_POLL_INTERVAL_S)
+
+
+def _is_awaited(process: _Process, *, deadline: float, attack_signal: Path | None) -> bool:
+    """Return whether a party still runs, and either is in time or attacks its own messages.
+
+    Args:
+        process: the party's process.
+        deadline: time by the monotonic clock until which any party is awaited.
+        attack_signal: file that exists once the party attacks; None: the run has no attacks.
+    """
+    is_attacking = attack_signal is not None and attack_signal.exists()
+    return process.exit_code is None and (time.monotonic() < deadline or is_attacking)
 
 
 def _wait_for_active(
@@ -684,37 +698,49 @@ def _find_failure(processes: Sequence[_Process]) -> Exception | None:
     failed_processes = [process for process in processes if process.exit_code != 0]
     if not failed_processes:
         return None
-    independent_failures = [
-        process
-        for process in failed_processes
-        if process.reported_error.get("kind") not in _SECONDARY_ERROR_KINDS
-    ]
-    # The first party that reported an error which no other party caused.
-    first_reporter = next(
-        (process for process in independent_failures if process.reported_error), None
-    )
-    # The text begins with this party; then come parties that failed without a report, other
-    # reports, and last the parties that only heard of a failure and stopped.
+    first_reporter: _Process | None = None
+    for process in failed_processes:
+        error_kind = process.reported_error.get("kind")
+        if process.reported_error and error_kind not in _SECONDARY_ERROR_KINDS:
+            first_reporter = process
+            break
+    text = "\n".join(_describe_failures(failed_processes, first_reporter))
+    if first_reporter is None:
+        return PartyLeftError(text)
+    error_class_by_name = {error_class.__name__: error_class for error_class in _REPORTABLE_ERRORS}
+    reported_kind = first_reporter.reported_error.get("kind", "")
+    return error_class_by_name.get(reported_kind, PartyLeftError)(text)
+
+
+def _describe_failures(
+    failed_processes: Sequence[_Process], first_reporter: _Process | None
+) -> list[str]:
+    """Return a line for each party that failed, and one for all that stopped because of another.
+
+    Parties come in this order: the first reporter, those without a report, other reports.
+
+    `first_reporter`: the first party whose reported error no other party caused; None: there is
+    none.
+    """
     stopped_processes = [
         process
         for process in failed_processes
         if process.reported_error.get("kind") == RunStoppedError.__name__
     ]
-    described_processes = [
+    causing_processes = [
         process for process in failed_processes if process not in stopped_processes
-    ] or stopped_processes
-    described_processes.sort(
-        key=lambda process: (process is not first_reporter, bool(process.reported_error))
+    ]
+    described_processes = sorted(
+        causing_processes or stopped_processes,
+        key=lambda process: (process is not first_reporter, bool(process.reported_error)),
     )
     lines = [f"{process.name}: {_describe_failure(process)}" for process in described_processes]
-    if described_processes is not stopped_processes and stopped_processes:
+    if causing_processes and stopped_processes:
         lines.append(
             f"{' and '.join(process.name for process in stopped_processes)} heard of it, and "
             "stopped"
         )
-    error_class_by_name = {error_class.__name__: error_class for error_class in _REPORTABLE_ERRORS}
-    error_kind = first_reporter.reported_error.get("kind", "") if first_reporter else ""
-    return error_class_by_name.get(error_kind, PartyLeftError)("\n".join(lines))
+    return lines
 
 
 def _describe_failure(process: _Process) -> str:

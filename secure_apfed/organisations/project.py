@@ -281,17 +281,18 @@ class Proposal(Document):
 
         Aggregator and dealer have no rows, so an organisation must be named that runs them.
         """
-        names_server = SERVER_NAME in self.run_by and SERVER_NAME not in self.roles
+        # The engine's server is no party, unless the run has a party of this name.
+        has_server_organisation = SERVER_NAME in self.run_by and SERVER_NAME not in self.roles
         named_parties = {self.party, *self.addresses, *self.run_by}
         if self.relay_by is not None:
             named_parties.add(self.relay_by)
-        if names_server:
-            named_parties.discard(SERVER_NAME)  # the engine's server is no party
+        if has_server_organisation:
+            named_parties.discard(SERVER_NAME)
         check_engine(
             self.over,
             parties=self.roles,
             server=self.server,
-            has_server_organisation=names_server,
+            has_server_organisation=has_server_organisation,
             has_addresses=bool(self.addresses or self.relay),
         )
         if unknown := sorted(named_parties - set(self.roles)):
@@ -302,7 +303,8 @@ class Proposal(Document):
                     f"it is not said who runs the {name}; an organisation without rows runs it, "
                     f"say --run-by {name}=ORGANISATION"
                 )
-        if unknown := sorted({name for group in self.together for name in group} - set(self.roles)):
+        grouped_parties = {name for group in self.together for name in group}
+        if unknown := sorted(grouped_parties - set(self.roles)):
             raise ValueError(f"together: {', '.join(unknown)} is none of {', '.join(self.roles)}")
 
     def _check_addresses(self) -> None:
@@ -479,30 +481,30 @@ class SealedProject(Document):
         return format_as_words(self.digest, DOCUMENT_WORDS)
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_documents(self) -> Self:
         """Check that the documents belong together, so that all parties have the same project.
 
         Its author must be the author of the proposal. Every party must have replied to this
         proposal, each with a key of its own.
         """
         proposal = self.proposal_document
-        party_by_identity = dict[str, str]()
         if (proposal.party, proposal.identity) != (self.party, self.identity):
             raise ValueError(
                 f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
                 f"as {self.words!r}; who proposes seals: ask {proposal.party} by telephone"
             )
+        first_party_by_identity = dict[str, str]()
         for name, answer in self.answer_documents.items():
-            other_party = party_by_identity.setdefault(answer.identity, name)
+            first_party = first_party_by_identity.setdefault(answer.identity, name)
             if answer.party != name or name not in proposal.roles:
                 raise ValueError(f"{name} answers, and asked were {', '.join(proposal.roles)}")
             if answer.proposal != digest_content(self.proposal.document).hex():
                 raise ValueError(
                     f"{name} answered another proposal; send it this one, to join in a new folder"
                 )
-            if other_party != name:
+            if first_party != name:
                 raise ValueError(
-                    f"{other_party} and {name} answered with one identity, and nobody is two "
+                    f"{first_party} and {name} answered with one identity, and nobody is two "
                     "parties; one of them has to answer from a folder of its own"
                 )
         if missing_parties := [name for name in proposal.roles if name not in self.answers]:

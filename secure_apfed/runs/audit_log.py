@@ -1005,22 +1005,20 @@ def _compare_direction(sender_log: LogSummary, receiver_log: LogSummary) -> Dire
         receiver_log.path, sender_log.party, ("received", "refused")
     ):
         expected_frame = next_sent
-        skipped_count = 0
-        skipped_bytes = 0
+        skipped_sizes: list[int] = []  # bytes of frames that were sent and not received
         while next_sent is not None and next_sent.line.digest != received_frame.line.digest:
             # If the logs agree, the rest of the sender's session never arrived: skip it.
             session_number = next_sent.opening
             while next_sent is not None and next_sent.opening == session_number:
-                skipped_count += 1
-                skipped_bytes += next_sent.line.size
+                skipped_sizes.append(next_sent.line.size)
                 next_sent = next(sent_frames, None)
-        if next_sent is None:
+        if next_sent is None:  # no later session has the received frame, either
             disagreement = _describe_disagreement(expected_frame, received_frame, sender_log)
             break
         equal_count += 1
         equal_bytes += received_frame.line.size
-        unreceived_count += skipped_count
-        unreceived_bytes += skipped_bytes
+        unreceived_count += len(skipped_sizes)
+        unreceived_bytes += sum(skipped_sizes)
         next_sent = next(sent_frames, None)
     # The end of the last session may not have arrived, either.
     while disagreement is None and next_sent is not None:

@@ -132,6 +132,7 @@ def run_in_memory(
     begin_phase("read")
     passed_data = data
     data = data or load_data(config.data, seed=config.seed)
+    # Raises DataError if two parties have no ID in common.
     data.compare_ids(make_id_rules(config.alignment).normalise_text)
     writer = None
     secrets = dict[str, PartySecrets]()
@@ -147,11 +148,11 @@ def run_in_memory(
                 "name the folder of the run, or start it without resume: a run without a folder "
                 "has no checkpoint to resume from"
             )
-        name = data.active.name
-        active = secrets.setdefault(name, fresh_secrets(config, name))
-        active_data = data.select_party(name)
+        active_name = data.active.name
+        active_secrets = secrets.setdefault(active_name, fresh_secrets(config, active_name))
+        active_data = data.select_party(active_name)
         assert active_data is not None
-        labels, state = load_training_labels(config, active_data, active)
+        labels, checkpoint = load_training_labels(config, active_data, active_secrets)
         inputs = SimulationInputs(
             config=config,
             data=data.replace_own(labels.build_data()),
@@ -162,8 +163,8 @@ def run_in_memory(
         session = _build_simulation(inputs, tables=passed_data, can_share_alignment=not resume)
         if not resume:
             _require_room(config, session, folder)
-        experimenter = _SimulationCallbacks(config, data, session, writer, on_progress)
-        loop = TrainingLoop(session, labels, experimenter, state)
+        callbacks = _SimulationCallbacks(config, data, session, writer, on_progress)
+        loop = TrainingLoop(session, labels, callbacks, checkpoint)
         begin_phase("train")
         with _save_on_failure(loop, writer):
             session.run_script(loop.run())

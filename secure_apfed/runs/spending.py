@@ -112,11 +112,12 @@ def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     if "tables are decomposed" in method_facts:
         reason = "singular vectors of all parties' rows were opened without noise"
     elif "passives send representations" in method_facts and not session.helpers:
+        # All passives run in other processes, and report the cost of their representations.
         cost_by_passive = {
-            name: account
-            for name, accounts in session.reported_costs.items()
-            for account in accounts
-            if account.figure == "epsilon_x"
+            name: cost
+            for name, costs in session.reported_costs.items()
+            for cost in costs
+            if cost.figure == "epsilon_x"
         }
         unreported = [name for name in session.contract.passives if name not in cost_by_passive]
         if not unreported:

@@ -466,10 +466,10 @@ class RunWriter:
                 [people.model_dump() for people in session.common_people.values()],
             )
         if session.signed_reports:
-            statements = {
-                name: statement.as_json(name) for name, statement in session.signed_reports.items()
+            report_by_passive = {
+                name: report.as_json(name) for name, report in session.signed_reports.items()
             }
-            folder.write_json(folder.statements, statements)
+            folder.write_json(folder.statements, report_by_passive)
         content = self._build_outcome(
             session, data, evaluation, privacy=privacy, guarantee=guarantee, loop=loop
         )
