@@ -436,21 +436,18 @@ class _IntersectingParty:
 
         Raises RemoteProtocolError: the reply is not what an honest hub may send.
         """
-        stored_agreement = self.stored_intersection.agreement
         hub = self._hub
         nonce_by_party = dict(reply.nonces)
         offered_agreement = BucketAgreement(
             reply.session, self.terms_digest, reply.bucket_count, nonce_by_party
         )
         if reply.resumes:
-            is_known = (
-                stored_agreement is not None
-                and offered_agreement.identity == stored_agreement.identity
-            )
+            stored_agreement = self.stored_intersection.agreement
+            is_finished_so_far = reply.first_bucket <= announcement.finished_buckets
             if (
                 stored_agreement is None
-                or not is_known
-                or reply.first_bucket > announcement.finished_buckets
+                or offered_agreement.identity != stored_agreement.identity
+                or not is_finished_so_far
             ):
                 raise RemoteProtocolError(
                     f"{hub} goes on with bucket {reply.first_bucket} of an intersection that "
@@ -458,20 +455,7 @@ class _IntersectingParty:
                     "intersect anew"
                 )
             return stored_agreement
-        min_bucket_count = choose_bucket_count(max(announcement.id_count, reply.id_count))
-        # With one member both sizes are known; another member's set may need more buckets.
-        max_bucket_count = min_bucket_count
-        if len(self._members) > 1:
-            max_bucket_count = choose_bucket_count(self._settings.maximum_ids)
-        is_power_of_two = reply.bucket_count.bit_count() == 1
-        if (
-            not (is_power_of_two and min_bucket_count <= reply.bucket_count <= max_bucket_count)
-            or reply.first_bucket != 0
-        ):
-            raise RemoteProtocolError(
-                f"{hub} wants {reply.bucket_count} buckets, from {reply.first_bucket} on; expected "
-                f"a power of two from {min_bucket_count} to {max_bucket_count}, from 0 on"
-            )
+        self._check_new_buckets(reply, announcement)
         contributors = tuple(nonce_by_party)
         if contributors != (hub, *self._members) or nonce_by_party[self._me] != announcement.nonce:
             raise RemoteProtocolError(
@@ -484,6 +468,24 @@ class _IntersectingParty:
                 f"{hub} names the intersection {reply.session!r}, {self._me} {session!r}"
             )
         return offered_agreement
+
+    def _check_new_buckets(self, reply: _HubReply, announcement: _MemberAnnouncement) -> None:
+        """Check that a new intersection begins at bucket 0 of a number that fits the ID counts.
+
+        Raises RemoteProtocolError: it begins elsewhere, or the number of buckets does not fit.
+        """
+        min_bucket_count = choose_bucket_count(max(announcement.id_count, reply.id_count))
+        # With one member both sizes are known; another member's set may need more buckets.
+        max_bucket_count = min_bucket_count
+        if len(self._members) > 1:
+            max_bucket_count = choose_bucket_count(self._settings.maximum_ids)
+        is_power_of_two = reply.bucket_count.bit_count() == 1
+        is_in_range = min_bucket_count <= reply.bucket_count <= max_bucket_count
+        if not (is_power_of_two and is_in_range) or reply.first_bucket != 0:
+            raise RemoteProtocolError(
+                f"{self._hub} wants {reply.bucket_count} buckets, from {reply.first_bucket} on; "
+                f"expected a power of two from {min_bucket_count} to {max_bucket_count}, from 0 on"
+            )
 
     async def intersect_buckets(
         self,

@@ -27,6 +27,7 @@ from secure_apfed.errors import ApfedError, ConfigError
 if TYPE_CHECKING:
     from cryptography import x509
 
+    from secure_apfed.organisations.revocation import ListReader
     from secure_apfed.runs.audit_log import LogSummary
 
 _SHUTDOWN_TIME_S = 10.0  # time to notify peers after SIGTERM
@@ -407,16 +408,7 @@ def revoke_certificates(
     # Parties' files on this machine: those that name this list, and those that do not.
     readers, non_readers = find_readers(revoked, further_folders=[Path.cwd()])
     if not readers and not for_others:
-        other_lists = [
-            f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in non_readers
-        ]
-        reason = "; ".join(other_lists) or "there is no party.yaml beside it or below"
-        raise ConfigError(
-            f"{revoked} names {len(entries)} now, and no party's file reads it, so it protects "
-            f"nobody here ({reason}). "
-            f"Say `revoked: {revoked.absolute()}` under `tls` in the party.yaml, start the party "
-            "again, and revoke anew; or say --for-others where it is for other machines"
-        )
+        raise _make_unread_list_error(revoked, len(entries), non_readers)
     relay_addresses = sorted(
         {file.relay for file in (*readers, *non_readers) if file.relay is not None}
     )
@@ -586,10 +578,40 @@ def restart_counter(
     )
 
 
+def _make_unread_list_error(
+    revoked: Path, entry_count: int, non_readers: "Sequence[ListReader]"
+) -> ConfigError:
+    """Return the error that no party on this machine reads a list of revoked certificates.
+
+    `revoked`: path of the list. `non_readers`: parties' files here, which name another list or
+    none.
+    """
+    other_lists = [
+        f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in non_readers
+    ]
+    reason = "; ".join(other_lists) or "there is no party.yaml beside it or below"
+    return ConfigError(
+        f"{revoked} names {entry_count} now, and no party's file reads it, so it protects "
+        f"nobody here ({reason}). "
+        f"Say `revoked: {revoked.absolute()}` under `tls` in the party.yaml, start the party "
+        "again, and revoke anew; or say --for-others where it is for other machines"
+    )
+
+
 def _show_log_summary(summary: "LogSummary") -> None:
     """Print the summary of a party's audit log as two tables: facts about the log, and how many
     envelopes (messages with headers) it sent and received.
     """
+    terminal.show_rows("Audit log", ("", ""), _list_log_rows(summary))
+    flows = [
+        (flow.peer, flow.event, flow.kind or "-", f"{flow.envelopes:,}", f"{flow.size:,}")
+        for flow in summary.flows
+    ]
+    terminal.show_rows("\nEnvelopes", ("peer", "", "kind", "envelopes", "bytes"), flows)
+
+
+def _list_log_rows(summary: "LogSummary") -> list[tuple[str, str]]:
+    """Return the facts about a party's audit log, each with a title and a text."""
     from secure_apfed.settings.promises import format_epsilon_title, spell_epsilon
 
     if summary.figure is None:
@@ -629,12 +651,7 @@ def _show_log_summary(summary: "LogSummary") -> None:
         rows.append(
             ("project ended", f"{day:%Y-%m-%d}; deleted {deleted_files}; kept {kept_files}")
         )
-    terminal.show_rows("Audit log", ("", ""), rows)
-    flows = [
-        (flow.peer, flow.event, flow.kind or "-", f"{flow.envelopes:,}", f"{flow.size:,}")
-        for flow in summary.flows
-    ]
-    terminal.show_rows("\nEnvelopes", ("peer", "", "kind", "envelopes", "bytes"), flows)
+    return rows
 
 
 def _describe_ending(summary: "LogSummary") -> str:

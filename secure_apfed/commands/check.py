@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from secure_apfed.data import OwnData
     from secure_apfed.exchange import Links
     from secure_apfed.organisations.party import Connect
+    from secure_apfed.organisations.project import SealedProject
 
 _RENEWAL_DAYS = 30
 _MIN_FREE_BYTES = 2**30
@@ -267,17 +268,23 @@ class Checks:
         Link, identities, signed settings and the choice of the intersection protocol are compared.
         Raises ConfigError: one of them differs. Without a sealed project a note says so.
         """
-        from secure_apfed.exchange.agreement import find_differences
-        from secure_apfed.organisations.project import list_shared_settings, require_agreed_link
+        from secure_apfed.organisations.project import require_agreed_link
+        from secure_apfed.runs.folder import SEALED_PROJECT
+
+        require_agreed_link(self.file)
+        if self.sealed is None:
+            text = f"{self.file.folder} holds no {SEALED_PROJECT} to compare with"
+            yield Finding("contract", "contract", "optional", text)
+            return
+        self._require_sealed_identities(self.sealed)
+        self._require_sealed_settings(self.sealed)
+        yield Finding("contract", "contract", "ok", f"as in {self.sealed.project_words}")
+
+    def _require_sealed_identities(self, sealed: "SealedProject") -> None:
+        """Raise ConfigError if this party knows another public key of a party than the project."""
         from secure_apfed.runs.folder import SEALED_PROJECT
 
         file = self.file
-        require_agreed_link(file)
-        sealed = self.sealed
-        if sealed is None:
-            text = f"{file.folder} holds no {SEALED_PROJECT} to compare with"
-            yield Finding("contract", "contract", "optional", text)
-            return
         identities = {**self.identities, file.party: self.identity.public}
         sealed_identities = {
             name: answer.identity for name, answer in sealed.answer_documents.items()
@@ -290,6 +297,17 @@ class Checks:
                 f"{file.party} knows another identity of {', '.join(mismatched)} than the sealed "
                 f"project: join {file.folder / SEALED_PROJECT} again, or put identity.pem back"
             )
+
+    def _require_sealed_settings(self, sealed: "SealedProject") -> None:
+        """Raise ConfigError if this party's settings of the run differ from the sealed project.
+
+        Compared are the settings that all parties sign in the contract, and two that are not signed
+        but decide what others learn of each party's IDs.
+        """
+        from secure_apfed.exchange.agreement import find_differences
+        from secure_apfed.organisations.project import list_shared_settings
+
+        file = self.file
         own_terms = self.config.collect_terms()
         sealed_terms = sealed.proposal_document.build_config().collect_terms()
         differences = list(find_differences(own_terms, sealed_terms))
@@ -298,7 +316,6 @@ class Checks:
                 f"{file.config} differs from the sealed project in {', '.join(differences)}, which "
                 "all sign; nobody would begin"
             )
-        # These two are not signed, but they decide what others learn of each party's IDs.
         own_alignment = list_shared_settings(self.config).get("alignment", {})
         agreed_alignment = sealed.proposal_document.settings.get("alignment", {})
         for key in ("pairwise_overlaps", "dealer"):
@@ -307,7 +324,6 @@ class Checks:
                     f"{file.config} differs from the sealed project in alignment.{key}, which was "
                     f"proposed to all: put {agreed_alignment.get(key, 'nothing')!r} back"
                 )
-        yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _check_table(self) -> Iterator[Finding]:
         """Load the party's table; yield its rows, columns, ID patterns and labels, as far as it has
@@ -632,10 +648,8 @@ class Checks:
             suggest_rules_for_patterns,
         )
         from secure_apfed.alignment.ids import make_id_rules
-        from secure_apfed.alignment.overlap import propose_rules
 
-        file = self.file
-        settings = self.config.alignment
+        id_rules = make_id_rules(self.config.alignment)
         text = (
             f"told to {', '.join(self.file.peers)}: {describe_patterns(own_percent_by_pattern)}. "
             "They learn which kinds of characters this party's IDs have, and what share of its "
@@ -655,21 +669,37 @@ class Checks:
                 text += "; an ID of these patterns is none of this party's, so hardly anybody "
                 text += "would be known to all"
             yield Finding("meeting", f"IDs of {name}", state, text)
-            rules = suggest_rules_for_patterns(
-                own_percent_by_pattern, peer_patterns, make_id_rules(settings)
-            )
-            if differ_by_zeros(own_percent_by_pattern, peer_patterns, make_id_rules(settings)):
+            rules = suggest_rules_for_patterns(own_percent_by_pattern, peer_patterns, id_rules)
+            if differ_by_zeros(own_percent_by_pattern, peer_patterns, id_rules):
                 padded_peers.append(name)
             elif not is_same and not rules:
                 incompatible_peers.append(name)
             if not is_same:
                 uniting_rules.update(rules)
-        if remedy := propose_rules(sorted(uniting_rules), settings):
+        yield from self._propose_remedies(uniting_rules, padded_peers, incompatible_peers)
+
+    def _propose_remedies(
+        self,
+        uniting_rules: Collection[str],
+        padded_peers: Sequence[str],
+        incompatible_peers: Sequence[str],
+    ) -> Iterator[Finding]:
+        """Yield what can be done about parties that write their IDs in different ways.
+
+        Args:
+            uniting_rules: normalisation rules that would make patterns equal.
+            padded_peers: parties whose IDs differ from this party's by zeros at the beginning.
+            incompatible_peers: parties whose patterns no rule makes equal to this party's.
+        """
+        from secure_apfed.alignment.overlap import propose_rules
+
+        if remedy := propose_rules(sorted(uniting_rules), self.config.alignment):
             text = f"if these are spellings of one kind of ID, {remedy}; {_PROPOSE_AGAIN}"
             yield Finding("meeting", "patterns of IDs", "optional", text)
         if padded_peers:
+            parties = f"{self.file.party} or of {', '.join(padded_peers)}"
             text = (
-                f"numbers of {file.party} or of {', '.join(padded_peers)} have zeros before them "
+                f"numbers of {parties} have zeros before them "
                 "(09) that the others lack, and no rule adds or drops zeros behind a name: write "
                 "them alike in one of the tables"
             )

@@ -128,11 +128,7 @@ def finish_run(
         with progress.show_work(**display_options):
             attack_results = mount_attacks(folder, recording=result.recorded)
     begin_phase("report")
-    report_path = report_if_possible(folder)
-    if report_path is not None and result.recorded is None:
-        # Parties in processes of their own have folders of their own, each with its report.
-        for party_folder in _open_folder(folder).list_ended_parties():
-            report_if_possible(party_folder)
+    report_path = _write_reports(folder, has_party_folders=result.recorded is None)
     if not is_quiet:
         _show_result(config, result, attack_results, local_models, report_path)
     tradeoff = run_own_tradeoff(config, folder / "tradeoff", is_quiet=is_quiet)
@@ -149,6 +145,21 @@ def finish_run(
         terminal.print_json(json_fields | outputs)
     elif phases is not None:
         terminal.show_phases(phases)
+
+
+def _write_reports(folder: Path, *, has_party_folders: bool) -> Path | None:
+    """Write the report of a run, and of each party that has a folder of its own.
+
+    Returns the path of the run's report; None if packages to write it are missing.
+
+    `folder`: folder of the run. `has_party_folders`: whether each party ran in a process of its
+    own.
+    """
+    report_path = report_if_possible(folder)
+    if report_path is not None and has_party_folders:
+        for party_folder in _open_folder(folder).list_ended_parties():
+            report_if_possible(party_folder)
+    return report_path
 
 
 def _announce_attacks(config: "Config", result: "RunResult") -> None:

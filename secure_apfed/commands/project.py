@@ -503,48 +503,51 @@ def _show_proposal(
     from secure_apfed.settings.protection import find_weakened_settings
 
     link_traffic = _forecast_link_traffic(proposal, config, own_shape)
-    # `apart`: each party runs in a process of its own.
     facts = RunFacts.from_settings(
         config, passive_count=len(proposal.list_names("passive")), is_in_separate_processes=True
     )
     request = dict(_describe_request(proposal, config, party, own_shape, link_traffic))
-    others_learn_title = f"What others learn about {party}"
-    party_learns_title = f"What {party} learns"
-    leak_rows_by_title: dict[str, list[tuple[str, ...]]] = {
-        others_learn_title: list(_describe_leaks(proposal, facts, link_traffic, sender=party)),
-        party_learns_title: list(_describe_leaks(proposal, facts, link_traffic, receiver=party)),
-        "What colluding parties learn": [
-            (coalition.colluding_parties, coalition.joint_knowledge)
-            for coalition in COALITIONS
-            if coalition.holds_for(facts)
-        ],
-    }
-    departures = find_weakened_settings(config)
+    leaks_to_others = list(_describe_leaks(proposal, facts, link_traffic, sender=party))
+    leaks_to_party = list(_describe_leaks(proposal, facts, link_traffic, receiver=party))
+    leaks_to_coalitions = [
+        (coalition.colluding_parties, coalition.joint_knowledge)
+        for coalition in COALITIONS
+        if coalition.holds_for(facts)
+    ]
+    # Title, headers and rows of each table.
+    leak_tables: list[tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]] = [
+        (
+            f"What others learn about {party}",
+            ("by whom: from what", "can read", "what remains open"),
+            leaks_to_others,
+        ),
+        (
+            f"What {party} learns",
+            ("from whom: what", "can read", "what remains open"),
+            leaks_to_party,
+        ),
+        ("What colluding parties learn", ("who", "can read"), leaks_to_coalitions),
+    ]
+    weakened_settings = find_weakened_settings(config)
     organisations = list(_describe_organisations(proposal))
     if as_json:
         terminal.print_json(
             {
                 "words": proposal.words,
                 "asked": request,
-                "learnt": leak_rows_by_title,
-                "departures": [asdict(departure) for departure in departures],
+                "learnt": {title: rows for title, _, rows in leak_tables},
+                "departures": [asdict(setting) for setting in weakened_settings],
                 "organisations": organisations,
             }
         )
         return
     terminal.show_rows(f"{config.name}: what {party} is asked for", ("", ""), list(request.items()))
-    terminal.show_departures(departures)
+    terminal.show_departures(weakened_settings)
     for sentence in organisations:
         terminal.show_note(f"note: {sentence}")
-    first_header_by_title = {
-        others_learn_title: "by whom: from what",
-        party_learns_title: "from whom: what",
-    }
-    for title, rows in leak_rows_by_title.items():
+    for title, headers, rows in leak_tables:
         if rows:
-            columns = (first_header_by_title.get(title, "who"), "can read", "what remains open")
-            n_columns = len(rows[0])  # rows of colluding parties have no third column
-            terminal.show_rows(f"\n{title}", columns[:n_columns], rows)
+            terminal.show_rows(f"\n{title}", headers, rows)
 
 
 def _forecast_link_traffic(

@@ -1052,23 +1052,19 @@ def _require_declared_table(file: PartyFile, data: OwnData) -> None:
         return
     declared_shape = TableShape(**declaration)
     current_shape = describe_table(data, shows_column_names=declared_shape.columns is not None)
-    count_fields = {"rows", "labelled"}
-    is_same = current_shape.model_dump(exclude=count_fields) == declared_shape.model_dump(
-        exclude=count_fields
-    )
-    if is_same and declared_shape.rows / 2 <= current_shape.rows <= declared_shape.rows * 2:
+    growing_counts = {"rows", "labelled"}  # fields that are not compared here
+    current_fields = current_shape.model_dump(exclude=growing_counts)
+    is_same = current_fields == declared_shape.model_dump(exclude=growing_counts)
+    is_similar_length = declared_shape.rows / 2 <= current_shape.rows <= declared_shape.rows * 2
+    if is_same and is_similar_length:
         return
     declared_columns = set(declared_shape.columns or ())
     current_columns = set(current_shape.columns or ())
-    names_by_change = {
-        "missing": declared_columns - current_columns,
-        "new": current_columns - declared_columns,
-    }
-    changes = [
-        f"{change}: {', '.join(sorted(names))}"
-        for change, names in names_by_change.items()
-        if names
-    ]
+    changes = []
+    if missing_columns := sorted(declared_columns - current_columns):
+        changes.append(f"missing: {', '.join(missing_columns)}")
+    if new_columns := sorted(current_columns - declared_columns):
+        changes.append(f"new: {', '.join(new_columns)}")
     raise DataError(
         f"{file.party} declared another table: {declared_shape.rows:,} rows, "
         f"{declared_shape.features} features, and here are {current_shape.rows:,} and "

@@ -20,7 +20,7 @@ from secure_apfed.base.files import load_bytes, write_atomically
 from secure_apfed.base.names import Name
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Authority, Credentials, make_request
-from secure_apfed.organisations.party import PartyFile
+from secure_apfed.organisations.party import PartyFile, Tls
 from secure_apfed.organisations.project import (
     AUTHORITY_KEY_FILE,
     Document,
@@ -170,25 +170,34 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
     _require_signer(renewed, sealed, path, signer=sealed.party)
     if renewed.holder not in sealed.answer_documents:
         raise RemoteProtocolError(f"{path}: {renewed.holder} is no party of this project")
-    is_own = renewed.holder == settings_file.party
-    if is_own:
-        next_certificate = settings_file.folder / _NEXT_CERTIFICATE_FILE
-        pem = renewed.certificate.encode()
-        key_path = _find_key_file(pem, settings_file.folder / _NEXT_KEY_FILE, tls.key)
-        write_atomically(next_certificate, pem)
-        try:
-            # Called for its errors: the new certificate must fit the key before it replaces the old
-            # one.
-            Credentials.from_files(tls.ca, next_certificate, key_path, name=settings_file.party)
-        finally:
-            next_certificate.unlink()
-        write_atomically(tls.certificate, pem)
-        if key_path != tls.key:
-            key_path.replace(tls.key)
+    if renewed.holder == settings_file.party:
+        _install_certificate(renewed.certificate.encode(), settings_file, tls)
     stored_path = settings_file.folder / RENEWED_CERTIFICATE_FILE.format(renewed.holder)
     if not (stored_path.exists() and stored_path.samefile(path)):
         signed_file.write_file(stored_path)
     return renewed
+
+
+def _install_certificate(pem: bytes, settings_file: PartyFile, tls: Tls) -> None:
+    """Replace a party's TLS certificate, and its private key if the new one is for a new key.
+
+    `pem`: the new certificate. `tls`: paths of the party's certificate, key and authority.
+
+    Raises ConfigError: the certificate fits no key of this party, or its authority is not in
+        `tls.ca`.
+    """
+    next_certificate = settings_file.folder / _NEXT_CERTIFICATE_FILE
+    key_path = _find_key_file(pem, settings_file.folder / _NEXT_KEY_FILE, tls.key)
+    write_atomically(next_certificate, pem)
+    try:
+        # Called for its errors: the new certificate must fit the key before it replaces the old
+        # one.
+        Credentials.from_files(tls.ca, next_certificate, key_path, name=settings_file.party)
+    finally:
+        next_certificate.unlink()
+    write_atomically(tls.certificate, pem)
+    if key_path != tls.key:
+        key_path.replace(tls.key)
 
 
 def _find_key_file(certificate: bytes, next_key: Path, present_key: Path) -> Path:
