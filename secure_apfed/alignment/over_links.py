@@ -694,19 +694,18 @@ class _IntersectingParty:
         if message_kind != _POSITIONS_FOLLOW or len(encoded_positions) % integer_type.itemsize:
             raise RemoteProtocolError(f"{self._hub} sent {self._me} no list of common rows")
         row_by_position = self.stored_intersection.load_results()[:, 0]  # -1: padding
-        row_positions = np.frombuffer(encoded_positions, integer_type)
-        valid_positions = row_positions[row_positions < len(row_by_position)]
-        rows = row_by_position[valid_positions]
-        distinct_positions = len(np.unique(row_positions))
-        are_valid_and_distinct = len(valid_positions) == len(row_positions) == distinct_positions
-        if not (
-            are_valid_and_distinct
-            and (rows >= 0).all()
-            and min_common_rows <= len(rows) <= hub_id_count
-        ):
+        positions = np.frombuffer(encoded_positions, integer_type)
+        positions_in_range = positions[positions < len(row_by_position)]
+        rows = row_by_position[positions_in_range]
+        is_row = rows >= 0
+        distinct_count = len(np.unique(positions))
+        are_all_rows = len(positions_in_range) == len(positions) and is_row.all()
+        are_distinct = distinct_count == len(positions)
+        is_expected_number = min_common_rows <= len(rows) <= hub_id_count
+        if not (are_all_rows and are_distinct and is_expected_number):
             raise RemoteProtocolError(
-                f"{self._hub} opened {len(row_positions)} places, of which {(rows >= 0).sum()} are "
-                f"of IDs of {self._me} and {distinct_positions} differ; expected {min_common_rows} "
+                f"{self._hub} opened {len(positions)} places, of which {is_row.sum()} are "
+                f"of IDs of {self._me} and {distinct_count} differ; expected {min_common_rows} "
                 f"to {min(hub_id_count, len(self._ids))} different ones"
             )
         return rows

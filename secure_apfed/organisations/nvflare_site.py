@@ -343,11 +343,11 @@ class Server:
         lost_sites = set[str]()
         next_question_time = float("inf")
         calls = sites(blocking=False, timeout=_MAX_RUN_S, process_resp_cb=note_end).play()
-        while running := [
-            site
-            for site in sites
-            if site.name not in {*failure_by_party, *lost_sites, *calls.failures}
-        ]:
+        while True:
+            ended_sites = {*failure_by_party, *lost_sites, *calls.failures}
+            running = [site for site in sites if site.name not in ended_sites]
+            if not running:
+                break
             if collab.is_aborted:
                 return
             if time.monotonic() > next_question_time:
@@ -358,16 +358,13 @@ class Server:
                     next_question_time, time.monotonic() + _ASK_AFTER_FAILURE_S
                 )
             time.sleep(_POLL_INTERVAL_S)
-        result_by_site = {
-            site.name: failure_by_party.get(site.name, "it was not heard of any more")
-            for site in sites
-        }
-        if any(result_by_site.values()):
-            raise RuntimeError(
-                "; ".join(
-                    f"{site}: {failure}" for site, failure in result_by_site.items() if failure
-                )
-            )
+        failures = []
+        for site in sites:
+            failure = failure_by_party.get(site.name, "it was not heard of any more")
+            if failure:
+                failures.append(f"{site.name}: {failure}")
+        if failures:
+            raise RuntimeError("; ".join(failures))
 
 
 def _is_running(site: Any) -> bool:

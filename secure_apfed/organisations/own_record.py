@@ -55,16 +55,6 @@ class OwnRecord:
     As a `LinkObserver` it is told of each message. Attacks on the party itself read what it sent,
     to measure what others could learn from it.
 
-    Args:
-        me: the party's name.
-        role: the party's role.
-        config: the run's settings.
-        data: the party's data; None: it has no rows.
-        active: the active's name.
-        keeps: whether the batches that the party sends are stored: of a long run up to 256 MB from
-            the start, and as many from the end.
-        earlier_sessions: the totals of its earlier sessions, to which its counts are added.
-
     Attributes:
         sent_by_me: number and size of the messages that it sent in all sessions, by receiver and
             kind; received_by_me: of those that it received.
@@ -86,15 +76,24 @@ class OwnRecord:
     ) -> None:
         """Start with the totals of earlier sessions, and no stored batches.
 
-        The class describes the arguments.
+        Args:
+            me: the party's name.
+            role: the party's role.
+            config: the run's settings.
+            data: the party's data; None: it has no rows.
+            active: the active's name.
+            should_store_batches: whether the batches that the party sends are stored: of a long run
+                up to 256 MB from the start, and as many from the end.
+            earlier_sessions: the totals of its earlier sessions, to which its counts are added.
         """
         self.me = me
         self.role = role
         self.config = config
         self.data = data
         self.active = active
-        self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
-        self.received_by_me = Transcript(TranscriptSettings(keep="none"))
+        only_counts = TranscriptSettings(keep="none")  # without the messages' contents
+        self.sent_by_me = Transcript(only_counts)
+        self.received_by_me = Transcript(only_counts)
         self.earlier_sessions = earlier_sessions
         self.sent_by_me.add_flows(earlier_sessions.sent)
         self.received_by_me.add_flows(earlier_sessions.received)
@@ -102,9 +101,8 @@ class OwnRecord:
         self._should_store_batches = should_store_batches
         self._first_batches = list[SentBatch]()  # batches from the start of the run
         self._first_bytes = 0
-        self._last_batches = deque[
-            SentBatch
-        ]()  # the newest batches, once `_first_batches` are full
+        # The newest batches, once `_first_batches` are full.
+        self._last_batches = deque[SentBatch]()
         self._last_bytes = 0
         # By receiver: step and rows of the last request.
         self._last_request_by_receiver: dict[str, tuple[int, Tensor]] = {}

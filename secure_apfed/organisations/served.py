@@ -746,16 +746,11 @@ def predict_jointly(
     with party.folder.lock_exclusively(), status:
         try:
             connect_checked = _check_while_connecting(connect, refusals.require_brief)
-            with party.open_links(
-                _make_dummy_data(party.network_card), connect_checked, status
-            ) as (
-                context,
-                links,
-                transport,
-            ):
-                script = prediction.predict_blocks(context, links)
+            dummy_data = _make_dummy_data(party.network_card)
+            connection = party.open_links(dummy_data, connect_checked, status)
+            with connection as (context, links, transport):
                 run_role(
-                    script,
+                    prediction.predict_blocks(context, links),
                     links,
                     transport,
                     timeout_s=party.settings_file.timeout_s,

@@ -318,6 +318,18 @@ class _Graph:
             is_refused = self.add_node("Or", [is_refused, column_mask], f"encoding/refused_{index}")
         return self.add_node("Where", [is_refused, nan, features], output)
 
+    def _add_unknown_mask(self, prefix: str, one_hot: str, is_empty: str) -> str:
+        """Add the nodes that tell whether a cell is neither a category nor empty; return the mask.
+
+        `prefix`: first part of the nodes' names. `one_hot`: output with the one-hot categories, all
+        zero for no category. `is_empty`: output with the mask of empty cells.
+        """
+        axis = self.add_constant(f"{prefix}_axis", _INT64, [1])
+        is_one_hot = self.add_node("ReduceMax", [one_hot, axis], f"{prefix}_found")
+        is_category = self.add_node("Cast", [is_one_hot], f"{prefix}_taken", to=_BOOL)
+        is_known = self.add_node("Or", [is_empty, is_category], f"{prefix}_left_out")
+        return self.add_node("Not", [is_known], f"{prefix}_other")
+
     def _add_category(
         self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
     ) -> str:
@@ -329,10 +341,9 @@ class _Graph:
         `prefix`: first part of the nodes' names.
         """
         blank = _build_blank_pattern()
-        words = map(
-            re.escape, sorted((EMPTY_CELL_TEXTS - column.words_that_are_categories) | BLANK)
-        )
-        is_empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
+        empty_cell_texts = (EMPTY_CELL_TEXTS - column.words_that_are_categories) | BLANK
+        empty_pattern = "|".join(map(re.escape, sorted(empty_cell_texts)))
+        is_empty = self._add_match(column, f"{blank}*({empty_pattern}){blank}*", f"{prefix}_none")
         if encoding.missing != "mean":
             self._refused_row_masks.append(is_empty)
         one_hot = self.add_node(
@@ -344,12 +355,7 @@ class _Graph:
             zeros=1,
         )
         known_one_hot = self.add_node("Flatten", [one_hot], f"{prefix}_known", axis=1)
-        # Unknown cells are neither a category nor empty.
-        axis = self.add_constant(f"{prefix}_axis", _INT64, [1])
-        is_one_hot = self.add_node("ReduceMax", [known_one_hot, axis], f"{prefix}_found")
-        is_category = self.add_node("Cast", [is_one_hot], f"{prefix}_taken", to=_BOOL)
-        is_known = self.add_node("Or", [is_empty, is_category], f"{prefix}_left_out")
-        is_unknown = self.add_node("Not", [is_known], f"{prefix}_other")
+        is_unknown = self._add_unknown_mask(prefix, known_one_hot, is_empty)
         # Texts that the encoding may convert: with outer blanks, not in NFC, or spelt otherwise.
         pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELLABLE_PATTERN}"
         may_change = self._add_match(column, pattern, f"{prefix}_odd")

@@ -460,9 +460,11 @@ def describe_unpredicted_classes(
     if not never_predicted:
         return None
     names = tuple(never_predicted)
-    classes = f"class {names[0]}" if len(names) == 1 else f"any of the classes {', '.join(names)}"
+    has_single_class = len(names) == 1
+    classes = f"class {names[0]}" if has_single_class else f"any of the classes {', '.join(names)}"
     statement = f"no test row is given {classes}"
     threshold = never_predicted[names[0]]
+    # A setting is named only if it is valid with the others, and is not set so already.
     if threshold is not None and _can_change_run(config, "threshold", "balanced_accuracy"):
         return (
             f"{statement}; with threshold: balanced_accuracy the positive class begins at "
@@ -470,7 +472,7 @@ def describe_unpredicted_classes(
         )
     if _can_change_run(config, "train.class_weights", "balanced"):
         return f"{statement}; train.class_weights: balanced may change that"
-    if threshold is None and len(names) == 1 and _can_change_run(config, "threshold", "0.1"):
+    if threshold is None and has_single_class and _can_change_run(config, "threshold", "0.1"):
         return f"{statement}; a threshold of your own, such as threshold: 0.1, may change that"
     return (
         f"{statement}; no setting of method {config.method.name} here would change that: rank rows "
