@@ -181,22 +181,23 @@ class BucketedIds:
         combined_hash = _make_hasher(key)
         rows_read = 0
         self.clear()
-        with ExitStack() as closing:
-            buckets_on_disk = range(self._bucket_count) if self._folder is not None else range(0)
-            bucket_files = []
-            for bucket in buckets_on_disk:
-                descriptor = os.open(self._bucket_path(bucket), _CREATE_FLAGS, 0o600)
-                bucket_files.append(closing.enter_context(os.fdopen(descriptor, "wb")))
-            for piece in encode_pieces(self._me, ids, make_id_rules(settings)):
-                digests = _hash_ids(piece, key)
+        with ExitStack() as stack:
+            bucket_files = []  # empty: records stay in memory
+            if self._folder is not None:
+                for bucket in range(self._bucket_count):
+                    descriptor = os.open(self._bucket_path(bucket), _CREATE_FLAGS, 0o600)
+                    bucket_files.append(stack.enter_context(os.fdopen(descriptor, "wb")))
+            for encoded_ids in encode_pieces(self._me, ids, make_id_rules(settings)):
+                digests = _hash_ids(encoded_ids, key)
                 combined_hash.update(digests)
-                for bucket, records in enumerate(self._split_by_bucket(digests, rows_read)):
+                records_by_bucket = self._split_by_bucket(digests, rows_read)
+                for bucket, records in enumerate(records_by_bucket):
                     if bucket_files:
                         bucket_files[bucket].write(records.tobytes())
                     else:
                         self._record_blocks_by_bucket[bucket].append(records)
-                rows_read += len(piece)
-                count_work(len(piece))
+                rows_read += len(encoded_ids)
+                count_work(len(encoded_ids))
         if rows_read != self.id_count:
             raise DataError(
                 f"{self._me} had {self.id_count} IDs, and {rows_read} rows were read; something "

@@ -205,11 +205,14 @@ def join(
         next_step = f"Next: secure-apfed project check --config {party_folder / 'party.yaml'}"
         _show_sealed_project(accepted, party_folder, next_step, as_json=as_json)
         return
-    table_options = {
-        "file": table and str(table.absolute()),
-        "id_column": id_column,
-        "missing": missing,
-    }
+    # Settings of the party's table; those without an option stay as in the proposal.
+    table_settings: dict[str, str] = {}
+    if table is not None:
+        table_settings["file"] = str(table.absolute())
+    if id_column is not None:
+        table_settings["id_column"] = id_column
+    if missing is not None:
+        table_settings["missing"] = missing
     try:
         proposal = project.answer_proposal(
             file,
@@ -217,7 +220,7 @@ def join(
             party_folder,
             shows_column_names=show_columns,
             certificate_folder=certificates,
-            table={key: value for key, value in table_options.items() if value is not None},
+            table=table_settings,
             colluding_groups=_parse_groups(allow_together or ()),
             settings=own_settings or (),
             show=partial(_show_proposal, party=party, as_json=as_json),

@@ -91,9 +91,10 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
         log_odds_by_fold = list(_predict_out_of_fold(session, data, folds))
     except ModelError:
         return None  # the run's model cannot be trained without the other parties
-    target_rate = (
-        float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
-    )
+    if isinstance(config.calibration, str):
+        target_rate = float(labels_n.mean())
+    else:
+        target_rate = config.calibration  # the known share of the positive class
     line = _fit_line(log_odds_N, log_odds_by_fold, folds, labels_n, target_rate)
     _apply_line(networks, line)
     return Calibration(rate=target_rate, slope=line.slope, offset=line.offset)

@@ -637,9 +637,8 @@ class RunCallbacks:
         """Keep the writer and the callback; no earlier session is known."""
         self.writer = writer
         self.on_progress = on_progress
-        self.earlier_sessions = (
-            NO_EARLIER_SESSIONS  # totals of the earlier sessions of this run, if it was resumed
-        )
+        # Totals of the earlier sessions of this run, if it was resumed.
+        self.earlier_sessions = NO_EARLIER_SESSIONS
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
         """Prepare for the training loop, which calls this before anything else.
@@ -746,9 +745,8 @@ class TrainingLoop:
         # Validation loss after each epoch, with train.patience.
         self._held_out_losses: list[float] = list(saved_progress.get("held_out", ()))
         self.evaluation: ModelEvaluation | None = None
-        self._has_new_privacy_reports = (
-            False  # whether the passives reported since the last evaluation
-        )
+        # Whether the passives reported their privacy cost since the last evaluation.
+        self._has_new_privacy_reports = False
         # The weakest privacy guarantee so far. Before anything was sent there is none to report.
         self._weakest_guarantee = self._find_weakest_guarantee() if state else None
         # State of the active's networks with the lowest validation loss so far.
