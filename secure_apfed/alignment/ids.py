@@ -178,8 +178,10 @@ class IdFile:
         if infer_file_kind(files[0]) != "CSV":
             return open_packed_files(files, self._source, self._party), None
         datasets = []
+        lines_above_header = []
         for file in files:
             head = load_csv_head(file, source=self._party, are_titles_errors=False)
+            lines_above_header.append(head.lines_above)
             datasets.append(
                 _open_csv_file(
                     file,
@@ -190,7 +192,7 @@ class IdFile:
             )
         if len(files) > 1:
             return dataset.dataset(datasets), None
-        first_line_number = head.lines_above + 2  # below the header, counted from 1
+        first_line_number = lines_above_header[0] + 2  # below the header, counted from 1
         return dataset.dataset(datasets), lambda row: f"line {first_line_number + row}"
 
     @contextmanager

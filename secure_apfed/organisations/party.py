@@ -849,11 +849,10 @@ def join_session(
     config = load_config(file.config)
     refuse_user_functions(config, source=f"{file.party}: {file.config}, which all parties share,")
     require_own_limits(file, config)
-    rules = config.rules
     role = determine_role(file, config)
-    resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).has_checkpoint)
+    folder = PartyFolder(file.folder)
+    resume = resume or (config.rules.restarts > 0 and folder.has_checkpoint)
     with ExitStack() as stack:
-        folder = PartyFolder(file.folder)
         list_counters = partial(list_nonzero_counters, folder.path, file.party)
         stack.enter_context(folder.lock_for_run(resume=resume, list_nonzero_counters=list_counters))
         if resume and role == "active" and not folder.has_checkpoint:
@@ -864,13 +863,15 @@ def join_session(
         batch_size = config.train.batch_size
         stack.enter_context(limit_threads_for(config.model, batch_size, row_shapes))
         secrets = store.secrets
-        # Peers that restart by themselves are awaited as long as the run's patience allows.
-        restart_patience_s = (rules.patience_s or 0.0) if rules.restarts else 0.0
-        patient_file = file.model_copy(update={"meet_s": max(file.meet_s, restart_patience_s)})
         earlier_sessions = load_logged_sessions(folder.path / AUDIT_LOG_NAME)
         identity_by_party, audit_log, own_transport = stack.enter_context(
             connect_with_audit(
-                patient_file, secrets.identity, store.meter, status, connect, earlier_sessions
+                _extend_meeting_time(file, config),
+                secrets.identity,
+                store.meter,
+                status,
+                connect,
+                earlier_sessions,
             )
         )
         store.audit = audit_log
@@ -1013,6 +1014,16 @@ def determine_role(file: PartyFile, config: Config) -> PartyRole:
             f"{', '.join(sorted(names_in_file))}: correct party, active, passives and peers"
         )
     return roles[file.party]
+
+
+def _extend_meeting_time(file: PartyFile, config: Config) -> PartyFile:
+    """Return a party's settings with the time for which it waits for peers at first, in seconds.
+
+    Peers that restart by themselves are awaited at least as long as the run's patience allows.
+    """
+    rules = config.rules
+    restart_patience_s = (rules.patience_s or 0.0) if rules.restarts else 0.0
+    return file.model_copy(update={"meet_s": max(file.meet_s, restart_patience_s)})
 
 
 def load_party_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:

@@ -10,7 +10,7 @@ else. The sealed project, its words and all identities stay as they are.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
@@ -214,7 +214,7 @@ def _find_key_file(certificate: bytes, next_key: Path, present_key: Path) -> Pat
     return present_key
 
 
-def _require_tls(file: PartyFile, config: Path) -> Any:
+def _require_tls(file: PartyFile, config: Path) -> Tls:
     """Return the TLS settings of a party's file. Raises ConfigError: the party uses no TLS."""
     if file.tls is None:
         raise ConfigError(f"{config}: {file.party} has no `tls`, so it shows no certificate")
