@@ -443,11 +443,11 @@ class _IntersectingParty:
         )
         if reply.resumes:
             stored_agreement = self.stored_intersection.agreement
-            is_finished_so_far = reply.first_bucket <= announcement.finished_buckets
+            are_earlier_buckets_finished = reply.first_bucket <= announcement.finished_buckets
             if (
                 stored_agreement is None
                 or offered_agreement.identity != stored_agreement.identity
-                or not is_finished_so_far
+                or not are_earlier_buckets_finished
             ):
                 raise RemoteProtocolError(
                     f"{hub} goes on with bucket {reply.first_bucket} of an intersection that "
