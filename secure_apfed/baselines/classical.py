@@ -349,21 +349,11 @@ class GradientBoosting(Baseline):
         else:
             bias[seen_classes] = model._baseline_prediction.ravel()
         for round_trees in model._predictors:
-            for class_index, tree in enumerate(round_trees):
-                nodes = tree.nodes
-                tree_class = seen_classes[1] if len(round_trees) == 1 else seen_classes[class_index]
-                values_VK = np.zeros((len(nodes), task.classes))
-                values_VK[:, tree_class] = nodes["value"]
-                is_leaf = nodes["is_leaf"].astype(bool)
-                trees.append(
-                    {
-                        "feature": nodes["feature_idx"],
-                        "threshold": nodes["num_threshold"],
-                        "left": np.where(is_leaf, -1, nodes["left"].astype(np.int64)),
-                        "right": np.where(is_leaf, -1, nodes["right"].astype(np.int64)),
-                        "values": values_VK,
-                    }
-                )
+            tree_classes = seen_classes[1:] if len(round_trees) == 1 else seen_classes
+            trees += [
+                _convert_tree(tree.nodes, int(tree_class), class_count=task.classes)
+                for tree, tree_class in zip(round_trees, tree_classes, strict=True)
+            ]
         return assemble_trees(
             trees,
             bias=bias,
@@ -414,6 +404,24 @@ def fit_ridges(
         _make_cosine_regression(scaler, cosine_sampler, weights_KC, bias_K)
         for weights_KC, bias_K in zip(weights, biases, strict=True)
     ]
+
+
+def _convert_tree(nodes: Any, tree_class: int, *, class_count: int) -> dict[str, Any]:
+    """Return one tree of scikit-learn's boosting as the arrays that `assemble_trees` reads.
+
+    `nodes`: its V nodes, an array with named columns. `tree_class`: the class whose score it adds
+    to.
+    """
+    values_VK = np.zeros((len(nodes), class_count))
+    values_VK[:, tree_class] = nodes["value"]
+    is_leaf = nodes["is_leaf"].astype(bool)
+    return {
+        "feature": nodes["feature_idx"],
+        "threshold": nodes["num_threshold"],
+        "left": np.where(is_leaf, -1, nodes["left"].astype(np.int64)),
+        "right": np.where(is_leaf, -1, nodes["right"].astype(np.int64)),
+        "values": values_VK,
+    }
 
 
 def fit_best_ridge(
@@ -500,30 +508,37 @@ def _make_cosine_regression(
         columns_BC = _stack_columns(scaler.transform(features_BF), cosine_sampler)
         return np.asarray(columns_BC @ weights_KC.T + bias_K, dtype=np.float64)
 
-    def build_network() -> FittedModel:
-        """Return the regression as a network on unscaled rows; here C counts the cosines only."""
-        feature_count = len(scaler.mean_)
-        directions_CF, phases_C = unscale_layer(
-            scaler, cosine_sampler.random_weights_.T, cosine_sampler.random_offset_
-        )
-        # The factors are those of `_stack_columns` and of scikit-learn's cosines.
-        linear_KF, shifted_K = unscale_layer(
-            scaler, weights_KC[:, :feature_count] / np.sqrt(feature_count), bias_K
-        )
-        waves_CK = np.sqrt(2 / _COSINE_COUNT) * weights_KC[:, feature_count:].T
-        return FittedModel(
-            Cosines(
-                {
-                    "directions": directions_CF.T,
-                    "phases": phases_C,
-                    "linear": linear_KF.T,
-                    "waves": waves_CK,
-                    "bias": shifted_K,
-                }
-            )
-        )
+    return Predictor(
+        score_rows, lambda: _build_cosine_network(scaler, cosine_sampler, weights_KC, bias_K)
+    )
 
-    return Predictor(score_rows, build_network)
+
+def _build_cosine_network(
+    scaler: Any, cosine_sampler: Any, weights_KC: FloatArray, bias_K: FloatArray
+) -> FittedModel:
+    """Return the regression of `_make_cosine_regression` as a network that reads unscaled rows.
+
+    The weights C are those of F features, then of W cosines.
+    """
+    feature_count = len(scaler.mean_)
+    # The factors are those of `_stack_columns` and of scikit-learn's cosines.
+    feature_weights_KF = weights_KC[:, :feature_count] / np.sqrt(feature_count)
+    cosine_weights_KW = weights_KC[:, feature_count:] * np.sqrt(2 / _COSINE_COUNT)
+    directions_WF, phases_W = unscale_layer(
+        scaler, cosine_sampler.random_weights_.T, cosine_sampler.random_offset_
+    )
+    unscaled_KF, unscaled_bias_K = unscale_layer(scaler, feature_weights_KF, bias_K)
+    return FittedModel(
+        Cosines(
+            {
+                "directions": directions_WF.T,
+                "phases": phases_W,
+                "linear": unscaled_KF.T,
+                "waves": cosine_weights_KW.T,
+                "bias": unscaled_bias_K,
+            }
+        )
+    )
 
 
 def _stack_columns(scaled_BF: FloatArray, cosine_sampler: Any) -> FloatArray:

@@ -102,15 +102,18 @@ class Layers(TensorModel):
     def _check_tensors(self) -> None:
         """Raise ModelError unless each layer's input size is the former one's output size."""
         shapes = [tuple(buffer.shape) for buffer in self.buffers()]
-        widths = [shape[0] for shape in shapes[1::2]]
-        shape_pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
-        input_widths = [None, *widths]  # the first layer reads rows of any width
-        fits = bool(shape_pairs)
-        # `input_widths` has one entry more: the outputs of the last layer.
-        for (weight, bias), input_width in zip(shape_pairs, input_widths, strict=False):
-            fits = fits and len(weight) == 2 and bias == weight[:1]
-            fits = fits and input_width in (None, weight[1])
-        if not fits:
+        weight_shapes = shapes[::2]  # (outputs, inputs) of each layer
+        bias_shapes = shapes[1::2]  # (outputs,) of each layer
+        are_fitting = bool(weight_shapes)
+        former_outputs: int | None = None  # the first layer reads rows of any width
+        for weight_shape, bias_shape in zip(weight_shapes, bias_shapes, strict=True):
+            if len(weight_shape) != 2 or bias_shape != weight_shape[:1]:
+                are_fitting = False
+                break
+            output_count, input_count = weight_shape
+            are_fitting = are_fitting and former_outputs in (None, input_count)
+            former_outputs = output_count
+        if not are_fitting:
             raise ModelError(f"layers of shapes {shapes} do not follow each other")
 
     def get_shape(self) -> tuple[int, int]:
@@ -251,29 +254,33 @@ class Trees(TensorModel):
 
     def _check_tensors(self) -> None:
         """Raise ModelError unless shapes fit, and nodes refer to nodes and features that exist."""
-        node_count = len(self.feature)
-        feature_count = len(self.centre)
-        are_in_range = all(
-            bool(((indices >= 0) & (indices < index_limit)).all())
-            for indices, index_limit in (
-                (self.feature, feature_count),
-                (self.left, node_count),
-                (self.right, node_count),
-                (self.roots, node_count),
-            )
+        has_existing_indices = (
+            _are_indices(self.feature, len(self.centre))
+            and _are_indices(self.left, len(self.feature))
+            and _are_indices(self.right, len(self.feature))
+            and _are_indices(self.roots, len(self.feature))
         )
-        scalars = (self.levels, self.raw, self.single)
-        fits = (
-            {buffer.shape for buffer in (self.threshold, self.left, self.right)} == {(node_count,)}
-            and self.values.shape == (node_count, *self.bias.shape)
+        if (
+            not self._has_fitting_shapes()
+            or not has_existing_indices
+            or not 0 <= float(self.levels) <= _MAX_DEPTH
+        ):
+            raise ModelError("these tensors make no trees")
+        self._levels = int(self.levels)
+        self._raw = int(self.raw)
+        self._single = int(self.single)
+
+    def _has_fitting_shapes(self) -> bool:
+        """Return whether the tensors' shapes are those that the class describes."""
+        node_shape = (len(self.feature),)
+        return (
+            self.threshold.shape == self.left.shape == self.right.shape == node_shape
+            and self.values.shape == (*node_shape, *self.bias.shape)
             and self.roots.ndim == 1
             and len(self.roots) > 0
-            and self.scale.shape == (feature_count,)
-            and {buffer.numel() for buffer in scalars} == {1}
+            and self.scale.shape == (len(self.centre),)
+            and self.levels.numel() == self.raw.numel() == self.single.numel() == 1
         )
-        if not fits or not are_in_range or not 0 <= float(self.levels) <= _MAX_DEPTH:
-            raise ModelError("these tensors make no trees")
-        self._levels, self._raw, self._single = (int(buffer) for buffer in scalars)
 
     def get_shape(self) -> tuple[int, int]:
         """Return the number of columns of a row, and the number of classes."""
@@ -793,25 +800,21 @@ def assemble_trees(
         feature_count: number of columns of a row.
         scaler: the fitted scaler of the rows; None: rows are not scaled.
     """
-    first_nodes = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
-    node_arrays = Trees.names[:5]  # feature, threshold, left, right, values
-    arrays_by_name: dict[str, list[np.ndarray]] = {name: [] for name in node_arrays}
-    for first_node, tree in zip(first_nodes, trees, strict=False):
-        node_range = np.arange(len(tree["feature"]))
-        is_leaf = tree["left"] < 0
-        arrays_by_name["feature"].append(np.where(is_leaf, 0, tree["feature"]))
-        arrays_by_name["threshold"].append(np.where(is_leaf, 0.0, tree["threshold"]))
-        # In the joined model a leaf is its own child.
-        arrays_by_name["left"].append(np.where(is_leaf, node_range, tree["left"]) + first_node)
-        arrays_by_name["right"].append(np.where(is_leaf, node_range, tree["right"]) + first_node)
-        arrays_by_name["values"].append(tree["values"])
+    node_counts = [len(tree["feature"]) for tree in trees]
+    # The trees' nodes are numbered one tree after the other.
+    first_nodes = np.cumsum([0, *node_counts[:-1]])
+    renumbered_trees = [
+        _renumber_nodes(tree, int(first_node))
+        for first_node, tree in zip(first_nodes, trees, strict=True)
+    ]
+    nodes_by_name = {
+        name: np.concatenate([tree[name] for tree in renumbered_trees]).astype(np.float64)
+        for name in ("feature", "threshold", "left", "right", "values")
+    }
     return Trees(
         {
-            **{
-                name: np.concatenate(arrays).astype(np.float64)
-                for name, arrays in arrays_by_name.items()
-            },
-            "roots": first_nodes[:-1].astype(np.float64),
+            **nodes_by_name,
+            "roots": first_nodes.astype(np.float64),
             "bias": bias,
             "levels": [max(_compute_depth(tree) for tree in trees)],
             "raw": [needs_softmax],
@@ -820,6 +823,27 @@ def assemble_trees(
             "scale": np.ones(feature_count) if scaler is None else scaler.scale_,
         }
     )
+
+
+def _renumber_nodes(tree: Mapping[str, np.ndarray], first_node: int) -> dict[str, np.ndarray]:
+    """Return a tree's arrays of nodes for a model in which its nodes start at `first_node`.
+
+    There a leaf is its own child, where `tree` has -1.
+    """
+    node_range = np.arange(len(tree["feature"]))
+    is_leaf = tree["left"] < 0
+    return {
+        "feature": np.where(is_leaf, 0, tree["feature"]),
+        "threshold": np.where(is_leaf, 0.0, tree["threshold"]),
+        "left": np.where(is_leaf, node_range, tree["left"]) + first_node,
+        "right": np.where(is_leaf, node_range, tree["right"]) + first_node,
+        "values": tree["values"],
+    }
+
+
+def _are_indices(values: Tensor, limit: int) -> bool:
+    """Return whether all values lie in 0..limit - 1."""
+    return bool(((values >= 0) & (values < limit)).all())
 
 
 def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
