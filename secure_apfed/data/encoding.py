@@ -608,24 +608,7 @@ def _fit_categories(
     counts = Counter(text for text in texts if text is not None)
     _require_value(len(counts), column, advice)
     if len(counts) > MAX_CATEGORIES and max_categories is None:
-        name = str(column.name)
-        remedies: list[Remedy] = [
-            (advice.set_value("rare_categories", {"most": FEW_CATEGORIES}),),
-            (advice.add_to_list("ignore", name),),
-        ]
-        is_listed = name in advice.lists.get("categorical", ())
-        if are_padded_codes(column) and not is_listed:
-            remedies.append((advice.add_to_list("numeric", name),))
-        raise TableError(
-            [
-                Fault(
-                    f"{advice.party}: column {name!r} has {len(counts)} categories, at most "
-                    f"{MAX_CATEGORIES} are one-hot encoded; group the rare ones, or say "
-                    f"{describe_remedies(remedies)} in the run's file",
-                    tuple(remedies),
-                )
-            ]
-        )
+        raise _make_categories_error(column, len(counts), advice)
     # The most frequent first; equally frequent ones in the order of their texts.
     by_frequency = sorted(counts, key=lambda text: (-counts[text], text))
     categories = by_frequency[: max_categories or MAX_CATEGORIES]
@@ -634,6 +617,27 @@ def _fit_categories(
         categories=tuple(sorted(categories)),
         words=tuple(sorted(EMPTY_CELL_TEXTS & counts.keys())),
         constant=len(counts) == 1 and None not in texts,
+    )
+
+
+def _make_categories_error(column: "pd.Series", category_count: int, advice: Advice) -> TableError:
+    """Return the error for a column with too many categories; `advice` proposes settings."""
+    name = str(column.name)
+    group_rare: Remedy = (advice.set_value("rare_categories", {"most": FEW_CATEGORIES}),)
+    ignore: Remedy = (advice.add_to_list("ignore", name),)
+    remedies = [group_rare, ignore]
+    is_listed = name in advice.lists.get("categorical", ())
+    if are_padded_codes(column) and not is_listed:
+        remedies.append((advice.add_to_list("numeric", name),))
+    return TableError(
+        [
+            Fault(
+                f"{advice.party}: column {name!r} has {category_count} categories, at most "
+                f"{MAX_CATEGORIES} are one-hot encoded; group the rare ones, or say "
+                f"{describe_remedies(remedies)} in the run's file",
+                tuple(remedies),
+            )
+        ]
     )
 
 

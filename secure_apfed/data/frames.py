@@ -1337,35 +1337,40 @@ def find_look_alike(
     if isinstance(column.dtype, pd.CategoricalDtype):
         return None
     texts = read_texts(column)
-    counts = Counter(text for text in texts if text is not None)
-    known = counts.total()
-    numbers = pd.to_numeric(pd.Series(list(counts), dtype=str), errors="coerce")
-    non_numbers = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
-    non_number_cells = sum(counts[text] for text in non_numbers)
-    name = str(column.name)
-    if 0 < non_number_cells < (1 - _MAJORITY) * known:
+    cell_counts = Counter(text for text in texts if text is not None)
+    filled_cells = cell_counts.total()
+    cells_in_column = f"of {filled_cells} cells of column {str(column.name)!r}"
+    non_numbers = _find_non_numbers(list(cell_counts))
+    non_number_cells = sum(cell_counts[text] for text in non_numbers)
+    if 0 < non_number_cells < (1 - _MAJORITY) * filled_cells:
         remedies = propose_categories(column, advice=advice, max_categories=max_categories)
         return Fault(
-            f"{advice.party}: {non_number_cells} of {known} cells of column {name!r} are text and "
-            f"the rest are numbers, first in {_locate_first(texts, non_numbers, column)}; mend "
-            f"them, or say {describe_remedies(remedies)}",
+            f"{advice.party}: {non_number_cells} {cells_in_column} are text and the rest are "
+            f"numbers, first in {_locate_first(texts, non_numbers, column)}; mend them, or say "
+            f"{describe_remedies(remedies)}",
             remedies,
         )
-    for description, (pattern, instead) in _LOOK_ALIKES.items():
-        matches = {text for text in counts if pattern.fullmatch(text)}
-        cells = sum(counts[text] for text in matches)
-        if cells > _MAJORITY * known:
+    for description, (pattern, expected_spelling) in _LOOK_ALIKES.items():
+        matching_texts = {text for text in cell_counts if pattern.fullmatch(text)}
+        matching_cells = sum(cell_counts[text] for text in matching_texts)
+        if matching_cells > _MAJORITY * filled_cells:
             remedies = (
-                *_propose_date_formats(list(counts), advice=advice),
+                *_propose_date_formats(list(cell_counts), advice=advice),
                 *propose_categories(column, advice=advice, max_categories=max_categories),
             )
             return Fault(
-                f"{advice.party}: {cells} of {known} cells of column {name!r} look like "
-                f"{description}, first in {_locate_first(texts, matches, column)}; write "
-                f"{instead}, or say {describe_remedies(remedies)}",
+                f"{advice.party}: {matching_cells} {cells_in_column} look like {description}, "
+                f"first in {_locate_first(texts, matching_texts, column)}; write "
+                f"{expected_spelling}, or say {describe_remedies(remedies)}",
                 remedies,
             )
     return None
+
+
+def _find_non_numbers(texts: Sequence[str]) -> set[str]:
+    """Return those of these texts that are no numbers."""
+    numbers = pd.to_numeric(pd.Series(texts, dtype=str), errors="coerce")  # NaN for other texts
+    return {text for text, number in zip(texts, numbers, strict=True) if np.isnan(number)}
 
 
 def propose_categories(

@@ -80,27 +80,40 @@ def load_blocks(
     )
     for raw_block in blocks:
         if isinstance(raw_block, pd.DataFrame):
-            absent_columns = [name for name in id_columns if name not in raw_block]
-            if absent_columns:
-                raise DataError(
-                    f"{source}: the ID columns {', '.join(absent_columns)} are missing; add them"
-                )
+            _require_id_columns(raw_block, id_columns, source=source)
         if not len(raw_block):
             # A table without rows yields one empty block.
             break
-        ids = None
+        ids: list[str] = []
         if isinstance(raw_block, pd.DataFrame):
-            texts_by_column = [
-                _list_id_texts(raw_block[name], first_row, source=source) for name in id_columns
-            ]
-            if texts_by_column:
-                ids = [" ".join(texts) for texts in zip(*texts_by_column, strict=True)]
+            ids = _join_ids(raw_block, id_columns, first_row, source=source)
             raw_block = raw_block.drop(columns=list(id_columns))
         features = encoding.encode(raw_block, source=source, counts=cell_counts)
-        yield tuple(ids or map(str, range(first_row, first_row + len(features)))), features
-        first_row += len(features)
+        end_row = first_row + len(features)
+        yield tuple(ids or map(str, range(first_row, end_row))), features
+        first_row = end_row
     if not first_row:
         raise DataError(f"{source}: it has no rows")
+
+
+def _require_id_columns(block: pd.DataFrame, id_columns: Sequence[str], *, source: str) -> None:
+    """Raise DataError unless a table's block has all ID columns; `source` names the file."""
+    absent_columns = [name for name in id_columns if name not in block]
+    if absent_columns:
+        raise DataError(
+            f"{source}: the ID columns {', '.join(absent_columns)} are missing; add them"
+        )
+
+
+def _join_ids(
+    block: pd.DataFrame, id_columns: Sequence[str], first_row: int, *, source: str
+) -> list[str]:
+    """Return each row's ID, its ID columns joined by blanks; empty without ID columns.
+
+    `first_row`: number of the block's first row in the file `source`, for errors.
+    """
+    texts_by_column = [_list_id_texts(block[name], first_row, source=source) for name in id_columns]
+    return [" ".join(texts) for texts in zip(*texts_by_column, strict=True)]
 
 
 def _list_id_texts(column: "pd.Series", first_row: int, *, source: str) -> list[str]:

@@ -304,16 +304,33 @@ def encode_class_labels(
             only_groups_with=count_by_unlisted_label,
             remedies=remedies,
         )
-        advice = f"say {describe_remedies(remedies)}" if remedies else "add the class"
-        message = (
-            f"{party}: {count_by_unlisted_label.total()} labels lie outside the classes "
-            f"{', '.join(map(_cut_label, classes))}, such as "
-            f"{', '.join(map(_cut_label, sorted(count_by_unlisted_label)[:_MAX_SHOWN_LABELS]))}; "
-            f"mend them, or {advice}"
-        )
-        raise TableError([Fault(message, ((), *remedies))])
+        raise _make_unlisted_error(count_by_unlisted_label, classes, remedies, party=party)
     indices = [index_by_class.get(label, UNLABELLED) for label in labels]
     return np.array(indices, np.int64), classes
+
+
+def _make_unlisted_error(
+    count_by_unlisted_label: Counter[str],
+    classes: Sequence[str],
+    remedies: Sequence[Remedy],
+    *,
+    party: str,
+) -> TableError:
+    """Return the error for labels that are not among the classes.
+
+    `count_by_unlisted_label`: number of rows with each such label. `remedies`: settings that would
+    list them. `party`: the party's name.
+    """
+    shown_classes = ", ".join(map(_cut_label, classes))
+    first_labels = sorted(count_by_unlisted_label)[:_MAX_SHOWN_LABELS]
+    shown_labels = ", ".join(map(_cut_label, first_labels))
+    advice = f"say {describe_remedies(remedies)}" if remedies else "add the class"
+    message = (
+        f"{party}: {count_by_unlisted_label.total()} labels lie outside the classes "
+        f"{shown_classes}, such as {shown_labels}; mend them, or {advice}"
+    )
+    mend_labels: Remedy = ()  # mended labels need no change of the settings
+    return TableError([Fault(message, (mend_labels, *remedies))])
 
 
 def _propose_classes(classes: Sequence[str]) -> tuple[Remedy, ...]:

@@ -4,7 +4,7 @@ Run by: whoever simulates all parties in one process. Each built-in set becomes 
 their own rows in their own order, so that alignment is never assumed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,13 +82,7 @@ def _cut_built_in_set(settings: DataSettings, *, seed: int) -> VerticalData:
     train_rows, test_rows, labelled = people.split_active_rows()
     classes = dataset.classes
     if settings.positive is not None:
-        where = f"data.positive of {dataset.name}"
-        for index, table in enumerate(tables):
-            if table.labels is not None:
-                labels_N, classes = move_positive_last(
-                    table.labels.numpy(), dataset.classes, settings.positive, where=where
-                )
-                tables[index] = replace(table, labels=torch.from_numpy(labels_N))
+        tables, classes = _renumber_classes(tables, dataset, positive=settings.positive)
     return VerticalData(
         table=tables[0],
         passives=tuple(tables[1:]),
@@ -100,6 +94,29 @@ def _cut_built_in_set(settings: DataSettings, *, seed: int) -> VerticalData:
         labels_at=settings.labels_at,
         is_horizontal=settings.is_horizontal,
     )
+
+
+def _renumber_classes(
+    tables: Sequence[PartyTable], dataset: DataSet, *, positive: str
+) -> tuple[list[PartyTable], tuple[str, ...]]:
+    """Return tables whose class numbers have the positive class last, and the classes so ordered.
+
+    `tables`: the parties' tables; those without labels are returned as they are. `positive`: name
+    of the positive class.
+    """
+    classes = dataset.classes
+    renumbered_tables: list[PartyTable] = []
+    for table in tables:
+        if table.labels is not None:
+            labels_N, classes = move_positive_last(
+                table.labels.numpy(),
+                dataset.classes,
+                positive,
+                where=f"data.positive of {dataset.name}",
+            )
+            table = replace(table, labels=torch.from_numpy(labels_N))
+        renumbered_tables.append(table)
+    return renumbered_tables, classes
 
 
 def _group_for_sampling(pool: Pool) -> Rows:

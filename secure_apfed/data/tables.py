@@ -464,19 +464,7 @@ def _load_rows(
         ids_and_labels = _identify_rows(frame, settings, party, faults)
     own_rows = _open_rows(settings, party, make_rows, frame=frame, ids_and_labels=ids_and_labels)
     if ids_and_labels is None:
-        assert own_rows.ids is not None
-        ids = id_texts(
-            own_rows.ids,
-            party=party,
-            subject=f"the IDs of {table_name}",
-            should_strip=True,
-            settings_key="ids",
-        )
-        labels = tuple(
-            None if pd.isna(label) else str(label).strip() or None
-            for label in own_rows.labels or ()
-        )
-        ids_and_labels = _IdsAndLabels(tuple(ids), labels)
+        ids_and_labels = _read_source_ids(own_rows, party=party, table_name=table_name)
         with faults.gather_faults():
             check_distinct(ids_and_labels.ids, party=party)
     if has_labels and not ids_and_labels.labels:
@@ -509,6 +497,25 @@ class _IdsAndLabels:
 
     ids: Sequence[str]
     labels: tuple[str | None, ...] = ()
+
+
+def _read_source_ids(own_rows: OwnRows, *, party: str, table_name: str) -> _IdsAndLabels:
+    """Return the IDs and labels that the source of a party's rows gives with them, as texts.
+
+    `party`, `table_name`: name of the party and of its rows, for errors.
+    """
+    assert own_rows.ids is not None
+    ids = id_texts(
+        own_rows.ids,
+        party=party,
+        subject=f"the IDs of {table_name}",
+        should_strip=True,
+        settings_key="ids",
+    )
+    labels = tuple(
+        None if pd.isna(label) else str(label).strip() or None for label in own_rows.labels or ()
+    )
+    return _IdsAndLabels(tuple(ids), labels)
 
 
 def _identify_rows(
@@ -675,8 +682,30 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
         return
     nearest_by_column = {column: _find_nearest_name(column, frame) for column in absent_columns}
     replacement_by_column = {column: other for column, other in nearest_by_column.items() if other}
-    remedy = list[SettingLine]()  # the corrected settings
-    advice = Advice(name)
+    message = (
+        f"{name}: {party_settings.table_name} lacks the columns {', '.join(absent_columns)}; it "
+        f"has {', '.join(map(str, frame.columns))}"
+    )
+    if not replacement_by_column:
+        raise DataError(message)
+    column, replacement = next(iter(replacement_by_column.items()))
+    remedies = (_correct_columns(columns_by_setting, replacement_by_column, party=name),)
+    message += f"; if {column!r} is called {replacement!r}, say {describe_remedies(remedies)}"
+    raise TableError([Fault(message, remedies)])
+
+
+def _correct_columns(
+    columns_by_setting: Mapping[str, tuple[str, ...]],
+    replacement_by_column: Mapping[str, str],
+    *,
+    party: str,
+) -> Remedy:
+    """Return the settings that change if columns are replaced by those with the right names.
+
+    `columns_by_setting`: the columns that each setting names, by the setting's key.
+    """
+    changed_lines = list[SettingLine]()
+    advice = Advice(party)
     for key, columns in columns_by_setting.items():
         corrected_columns = tuple(
             dict.fromkeys(replacement_by_column.get(column, column) for column in columns)
@@ -685,20 +714,11 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
             continue
         is_single_name = len(columns) == 1 and key.endswith("_column")
         value: Any = corrected_columns[0] if is_single_name else corrected_columns
-        if key == "label_column":
-            remedy.append(SettingLine(("data", key), value))
+        if key == "label_column":  # a setting of all parties, not of one
+            changed_lines.append(SettingLine(("data", key), value))
         else:
-            remedy.append(advice.set_value(key, value))
-    message = (
-        f"{name}: {party_settings.table_name} lacks the columns {', '.join(absent_columns)}; it "
-        f"has {', '.join(map(str, frame.columns))}"
-    )
-    if not replacement_by_column:
-        raise DataError(message)
-    ((column, other), *_) = replacement_by_column.items()
-    remedies: tuple[Remedy, ...] = (tuple(remedy),)
-    message += f"; if {column!r} is called {other!r}, say {describe_remedies(remedies)}"
-    raise TableError([Fault(message, remedies)])
+            changed_lines.append(advice.set_value(key, value))
+    return tuple(changed_lines)
 
 
 def _find_nearest_name(absent_column: str, frame: pd.DataFrame) -> str:
@@ -1024,7 +1044,8 @@ def _make_numeric_texts_error(
             frame[column], advice=advice, max_categories=max_categories
         )
         # The first remedy declares the column categorical; its further lines limit categories.
-        category_limit_lines += remedies_of_column[0][1:]
+        declaring_remedy = remedies_of_column[0]
+        category_limit_lines += declaring_remedy[1:]
     declare_categorical: Remedy = (
         advice.drop_from_list("numeric", *columns),
         advice.add_to_list("categorical", *columns),
@@ -1292,14 +1313,13 @@ def _load_active(
         sampling_groups[train_rows], settings.labelled, seed=seed, choice=settings.split
     )
     labelled_rows = train_rows if chosen_positions is None else train_rows[chosen_positions]
-    target_scale = (
-        TargetScale.from_targets(labels[labelled_rows], party=name)
-        if labels_are_numbers(settings)
-        else None
-    )
-    encoded_labels = (
-        target_scale.encode(labels, party=name) if target_scale else torch.from_numpy(labels)
-    )
+    target_scale: TargetScale | None = None
+    if labels_are_numbers(settings):
+        # It is fitted to the labels that are learnt, and so to none of a test row.
+        target_scale = TargetScale.from_targets(labels[labelled_rows], party=name)
+        encoded_labels = target_scale.encode(labels, party=name)
+    else:
+        encoded_labels = torch.from_numpy(labels)
     return OwnData(
         table=PartyTable(name, raw.ids, features, encoded_labels, encoding, views),
         train_rows=torch.from_numpy(train_rows),
@@ -1471,7 +1491,7 @@ def _gather_column_faults(
             fit_columns(
                 select_columns(raw.features, columns),
                 categorical=raw.categorical,
-                missing="mean",
+                missing="mean",  # empty cells are reported already
                 max_categories=party_settings.rare_categories.most,
                 source=name,
                 formats=settings.find_date_formats(name),
@@ -1552,6 +1572,8 @@ def _fit_encoding(
     Raises TableError: all faults, of empty cells and of columns.
     """
     assert _has_columns(raw.features)
+    has_all_rows = len(fitted_rows) == len(raw.ids)
+    fitted_frame = raw.features if has_all_rows else raw.features.iloc[fitted_rows]
     advice = _make_advice(settings, name)
     missing_rule = settings.find_missing_rule(name)
     faults = FaultList()
@@ -1560,7 +1582,7 @@ def _fit_encoding(
             refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
     with faults.gather_faults():
         encoding = fit_views(
-            raw.features if len(fitted_rows) == len(raw.ids) else raw.features.iloc[fitted_rows],
+            fitted_frame,
             columns_by_view,
             categorical=raw.categorical,
             # Empty cells are reported already, and must not hide other faults.
