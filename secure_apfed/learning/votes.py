@@ -192,26 +192,19 @@ def pool_opinions(
         seed: random seed of the folds that measure the gain.
         is_always_used: whether votes are used even if their gain is small or negative.
     """
-    # Centre over rows and within each row, then scale to mean square 1.
-    votes_UK = vote_sums_UK - vote_sums_UK.mean(axis=0)
-    votes_UK -= votes_UK.mean(axis=1, keepdims=True)
-    root_mean_square = float(np.sqrt((votes_UK**2).mean()))
-    votes_UK /= root_mean_square if root_mean_square > 0 else 1.0
-    log_frequencies_K = np.log(class_frequencies_K)
+    votes_UK = _standardise_votes(vote_sums_UK)
     validation_count = len(validation_rows.labels_J)
-
-    def compute_log_ratios(probabilities_BK: Floats) -> Floats:
-        """Return log p / f, (B, K); p is `probabilities_BK` shrunk towards f by one row's weight.
-
-        The shrinkage keeps a model from being more certain than its labelled rows allow.
-        """
-        row_weight = max(validation_count, 1)
-        shrunk_BK = (row_weight * probabilities_BK + class_frequencies_K) / (row_weight + 1)
-        return np.asarray(np.log(shrunk_BK) - log_frequencies_K)
-
-    log_ratios_JK = compute_log_ratios(validation_rows.local_probabilities_JK)
-    votes_JK = votes_UK[validation_rows.row_positions]
-    pool = _OpinionPool(log_frequencies_K, log_ratios_JK, votes_JK, validation_rows.labels_J)
+    log_ratios_JK = _compute_log_ratios(
+        validation_rows.local_probabilities_JK,
+        class_frequencies_K,
+        validation_count=validation_count,
+    )
+    pool = _OpinionPool(
+        np.log(class_frequencies_K),
+        log_ratios_JK,
+        votes_UK[validation_rows.row_positions],
+        validation_rows.labels_J,
+    )
     most_voted_J = vote_sums_UK[validation_rows.row_positions].argmax(1)
     measured_help = replace(
         pool.measure_help(seed, most_voted_J=most_voted_J), is_always_used=is_always_used
@@ -220,8 +213,35 @@ def pool_opinions(
     weights = pool.fit_weights(pool.all_rows) if validation_count else _START_WEIGHTS
     if not measured_help.is_in_use:
         weights = _LOCAL_MODEL_ALONE
-    log_ratios_UK = compute_log_ratios(local_probabilities_UK)
-    return np.exp(pool.pool_log_probabilities(log_ratios_UK, votes_UK, weights)), measured_help
+    log_ratios_UK = _compute_log_ratios(
+        local_probabilities_UK, class_frequencies_K, validation_count=validation_count
+    )
+    pooled_UK = np.exp(pool.pool_log_probabilities(log_ratios_UK, votes_UK, weights))
+    return pooled_UK, measured_help
+
+
+def _standardise_votes(vote_sums_UK: Floats) -> Floats:
+    """Return votes centred over all rows and within each row, with mean square 1, (U, K)."""
+    votes_UK = vote_sums_UK - vote_sums_UK.mean(axis=0)
+    votes_UK -= votes_UK.mean(axis=1, keepdims=True)
+    root_mean_square = float(np.sqrt((votes_UK**2).mean()))
+    if root_mean_square > 0:
+        votes_UK /= root_mean_square
+    return np.asarray(votes_UK)
+
+
+def _compute_log_ratios(
+    probabilities_BK: Floats, class_frequencies_K: Floats, *, validation_count: int
+) -> Floats:
+    """Return log p / f, (B, K); p is `probabilities_BK` shrunk towards f by one row's weight.
+
+    The shrinkage keeps a model from being more certain than its labelled rows allow.
+
+    `class_frequencies_K`: f. `validation_count`: number of labelled rows that test the model.
+    """
+    row_weight = max(validation_count, 1)
+    shrunk_BK = (row_weight * probabilities_BK + class_frequencies_K) / (row_weight + 1)
+    return np.asarray(np.log(shrunk_BK) - np.log(class_frequencies_K))
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,11 +314,31 @@ class _OpinionPool:
         the J validation rows.
         """
         row_count = len(self.labels_J)
+        gain = 0.0
+        standard_error = 0.0
+        if row_count >= _FOLDS:
+            gain_J = self._measure_held_out_gains(seed)
+            gain = float(gain_J.mean())
+            standard_error = float(gain_J.std(ddof=1) / row_count**0.5)
+        # log f + log (p / f) = log p: the class that is most probable to the active's own model.
+        local_class_J = (self.log_frequencies_K + self.log_ratios_JK).argmax(1)
+        return MeasuredHelp(
+            row_count=row_count,
+            gain=gain,
+            standard_error=standard_error,
+            vote_accuracy=float((most_voted_J == self.labels_J).mean()) if row_count else 0.0,
+            local_accuracy=float((local_class_J == self.labels_J).mean()) if row_count else 0.0,
+        )
+
+    def _measure_held_out_gains(self, seed: int) -> Floats:
+        """Return by how much votes raise the log-likelihood of each validation row's label, (J,).
+
+        The row takes no part in the fit of the weights. `seed`: random seed of the folds.
+        """
         generator = np.random.default_rng(derive_seed(seed, "weighing votes"))
-        shuffled_rows = generator.permutation(row_count)
-        has_enough_rows = row_count >= _FOLDS
-        gain_J = np.zeros(row_count)
-        for fold in range(_FOLDS if has_enough_rows else 0):
+        shuffled_rows = generator.permutation(len(self.labels_J))
+        gain_J = np.zeros(len(self.labels_J))
+        for fold in range(_FOLDS):
             held_out_rows = shuffled_rows[fold::_FOLDS]
             fitted_rows = np.setdiff1d(shuffled_rows, held_out_rows)
             weights_with_votes = self.fit_weights(fitted_rows)
@@ -306,15 +346,7 @@ class _OpinionPool:
             gain_J[held_out_rows] = self.compute_log_likelihood(
                 held_out_rows, weights_with_votes
             ) - self.compute_log_likelihood(held_out_rows, weights_without_votes)
-        # log f + log (p / f) = log p: the class that is most probable to the active's own model.
-        local_class_J = (self.log_frequencies_K + self.log_ratios_JK).argmax(1)
-        return MeasuredHelp(
-            row_count=row_count,
-            gain=float(gain_J.mean()) if has_enough_rows else 0.0,
-            standard_error=float(gain_J.std(ddof=1) / row_count**0.5) if has_enough_rows else 0.0,
-            vote_accuracy=float((most_voted_J == self.labels_J).mean()) if row_count else 0.0,
-            local_accuracy=float((local_class_J == self.labels_J).mean()) if row_count else 0.0,
-        )
+        return gain_J
 
 
 def find_last_layer(networks: ActiveNetworks) -> torch.nn.Linear:

@@ -187,19 +187,24 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     if rho == 0:
         return 0.0
     log_delta = math.log(delta)
-
-    def compute_bound(a: float) -> float:
-        """Return the epsilon that the bound gives at this a > 1; every one is valid."""
-        return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
-
     optimum = scipy.optimize.minimize_scalar(
         # The search runs over log(a - 1), from -14 to 20, since a lies between 1 and infinity.
-        lambda log_excess: compute_bound(1 + math.exp(log_excess)),
+        lambda log_excess: _bound_epsilon(1 + math.exp(log_excess), rho, log_delta),
         bounds=(-14, 20),
         method="bounded",
         options={"xatol": 1e-10},
     )
+    # The bound at every order holds, so an inexact optimum costs accuracy only.
     return max(0.0, float(optimum.fun)) * _EPSILON_MARGIN
+
+
+def _bound_epsilon(a: float, rho: float, log_delta: float) -> float:
+    """Return an epsilon for which rho-zCDP implies (epsilon, delta)-DP, by the order a > 1.
+
+    It solves the equation of `zcdp_epsilon` for epsilon.
+    """
+    log_correction = a * math.log1p(-1 / a) - math.log(a - 1)  # log of (1 - 1 / a)^a / (a - 1)
+    return a * rho + (log_correction - log_delta) / (a - 1)
 
 
 def calibrate_noise(

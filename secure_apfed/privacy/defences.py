@@ -148,8 +148,9 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     # Vectors of four numbers are in the order a0, a1, c0, c1.
     gradient_variances = np.array([*spread, *spread])
     min_variances = np.maximum(gradient_variances, _MIN_VARIANCE)
-    weights = np.array([1 - positive, positive])
-    weights = np.concatenate([weights, across_count * weights])
+    # The weighted sum of the noise variances is the expected squared norm of the noise.
+    class_shares = np.array([1 - positive, positive])
+    weights = np.concatenate([class_shares, across_count * class_shares])
     max_weighted_sum = power + float(weights @ gradient_variances)
 
     def compute_objective(logs: NDArray[np.float64]) -> float:
@@ -160,9 +161,10 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     def compute_gradient(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the derivative of `compute_objective` by each of its four arguments."""
         a0, a1, c0, c1 = np.exp(logs)
-        along = a0 / a1 - (a1 + 1) / a0, a1 / a0 - (a0 + 1) / a1
-        across = across_count * (c0 / c1 - c1 / c0)
-        return np.array([*along, across, -across])
+        by_log_a0 = a0 / a1 - (a1 + 1) / a0
+        by_log_a1 = a1 / a0 - (a0 + 1) / a1
+        by_log_c0 = across_count * (c0 / c1 - c1 / c0)
+        return np.array([by_log_a0, by_log_a1, by_log_c0, -by_log_c0])
 
     power_constraint = {
         "type": "ineq",
@@ -186,9 +188,8 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     )
     noise_variances = np.maximum(np.exp(solution.x) - gradient_variances, 0)
     # The solver may exceed the power by its tolerance; the noise is scaled down to it.
-    noise_variances *= min(
-        1.0, power / max(float(weights @ noise_variances), _MIN_VARIANCE * power)
-    )
+    solved_power = float(weights @ noise_variances)
+    noise_variances *= min(1.0, power / max(solved_power, _MIN_VARIANCE * power))
     a0, a1, c0, c1 = map(float, noise_variances)
     return (a0, a1), (min(a0, c0), min(a1, c1))
 

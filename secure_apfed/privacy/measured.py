@@ -423,19 +423,26 @@ def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Mov
     representations of two rows or more. `features_B`: the features of these rows.
     """
 
-    def compute_gradient(candidate_features_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss by z, with these features, (B, D)."""
-        with torch.enable_grad():
-            differentiated_BD = z_BD.detach().clone().requires_grad_()
-            mean_loss = _copy_module(objective, training=True)(
-                differentiated_BD, candidate_features_B
-            )
-            summed_loss = mean_loss * len(differentiated_BD)
-            (gradient_BD,) = torch.autograd.grad(summed_loss, differentiated_BD)
-        gradient: Tensor = gradient_BD
-        return gradient
+    def compute_with_features(replaced_features_B: Tensor) -> Tensor:
+        """Return each row's gradient by z, with these features, (B, D)."""
+        copied_objective = _copy_module(objective, training=True)
+        return _compute_row_gradients(lambda z: copied_objective(z, replaced_features_B), z_BD)
 
-    return find_moved_row(compute_gradient, features_B.detach())
+    return find_moved_row(compute_with_features, features_B.detach())
+
+
+def _compute_row_gradients(
+    compute_mean_loss: Callable[[Tensor], Tensor], values_BD: Tensor
+) -> Tensor:
+    """Return the gradient of the summed loss by each row of values, (B, D).
+
+    `compute_mean_loss`: the loss of the B rows, a mean over them, as a function of the values.
+    """
+    with torch.enable_grad():
+        differentiated_BD = values_BD.detach().clone().requires_grad_()
+        summed_loss = compute_mean_loss(differentiated_BD) * len(differentiated_BD)
+        gradient_BD: Tensor = torch.autograd.grad(summed_loss, differentiated_BD)[0]
+    return gradient_BD
 
 
 def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = "") -> None:
@@ -453,31 +460,26 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
     Raises PromiseError: names the class and the change.
     """
 
-    def compute_gradient(candidate_outputs_BK: Tensor, candidate_labels_B: Tensor) -> Tensor:
-        """Return each row's gradient of the summed loss by its outputs, (B, K)."""
-        with torch.enable_grad():
-            differentiated_BK = candidate_outputs_BK.detach().clone().requires_grad_()
-            summed_loss = task.compute_loss(differentiated_BK, candidate_labels_B) * len(
-                differentiated_BK
-            )
-            (gradient,) = torch.autograd.grad(summed_loss, differentiated_BK)
-        gradient_BK: Tensor = gradient
-        return gradient_BK
-
-    def compute_with_outputs(other_outputs_BK: Tensor) -> Tensor:
-        """Return the gradient at these outputs, with the true labels."""
-        return compute_gradient(other_outputs_BK, labels_B)
+    def compute_with_outputs(replaced_outputs_BK: Tensor) -> Tensor:
+        """Return each row's gradient at these outputs, with the true labels, (B, K)."""
+        return _compute_row_gradients(
+            lambda scores_BK: task.compute_loss(scores_BK, labels_B), replaced_outputs_BK
+        )
 
     def compute_with_labels_of(rows_B: Tensor) -> Tensor:
-        """Return the gradient where each row has the label of the row given for it."""
-        return compute_gradient(outputs_BK, labels_B[rows_B.long()])
+        """Return each row's gradient if it has the label of the row given for it, (B, K)."""
+        replaced_labels_B = labels_B[rows_B.long()]
+        return _compute_row_gradients(
+            lambda scores_BK: task.compute_loss(scores_BK, replaced_labels_B), outputs_BK
+        )
 
-    every_row_B = torch.arange(len(labels_B), device=labels_B.device)
-    for replaced_name, compute, values_B in (
+    # A replaced row number is a replaced label that occurs in the batch, and so is valid.
+    row_numbers_B = torch.arange(len(labels_B), device=labels_B.device)
+    for replaced_name, compute_gradients, values_B in (
         ("outputs", compute_with_outputs, outputs_BK.detach()),
-        ("labels", compute_with_labels_of, every_row_B),
+        ("labels", compute_with_labels_of, row_numbers_B),
     ):
-        movement = find_moved_row(compute, values_B)
+        movement = find_moved_row(compute_gradients, values_B)
         if movement is not None:
             raise PromiseError(
                 f"{owner}{': ' if owner else ''}the loss of {type(task).__name__} mixes the rows "
