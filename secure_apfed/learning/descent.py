@@ -671,23 +671,44 @@ def make_own_optimizer(
             f"{owner}: its optimizer is a function of the parameters that makes a "
             f"torch.optim.Optimizer, as torch.optim.AdamW; got {type(optimizer).__name__}"
         )
-    weights_by_id = {
-        id(weight): weight for group in optimizer.param_groups for weight in group["params"]
-    }
-    trainable_ids = {id(weight) for module in modules.values() for weight in module.parameters()}
-    # An optimizer may have weights of this party's modules only.
-    if weights_by_id.keys() - trainable_ids:
+    _require_exact_weights(optimizer, modules, parameters, owner=owner)
+    _refuse_closure(optimizer, owner=owner)
+    return optimizer
+
+
+def _require_exact_weights(
+    optimizer: torch.optim.Optimizer,
+    modules: Mapping[str, nn.Module],
+    parameters: list[nn.Parameter],
+    *,
+    owner: str,
+) -> None:
+    """Raise ConfigError unless the optimizer has all `parameters`, and only weights of `modules`.
+
+    `modules`: the networks of the party `owner` by role; some of their weights may be frozen.
+    `parameters`: the trained ones.
+    """
+    optimized_ids = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    own_ids = {id(weight) for module in modules.values() for weight in module.parameters()}
+    if optimized_ids - own_ids:
         raise ConfigError(
             f"{owner}: its optimizer holds other parameters than the {len(parameters)} that this "
             "party trains; make it of the parameters that it is called with, or of `modules`"
         )
-    if missing_weights := [weight for weight in parameters if id(weight) not in weights_by_id]:
+    missing_weights = [weight for weight in parameters if id(weight) not in optimized_ids]
+    if missing_weights:
         raise ConfigError(
             f"{owner}: its optimizer leaves out {name_weights(modules, missing_weights)} of the "
             f"{len(parameters)} parameters that this party trains; put them into a group, or "
             "freeze them by requires_grad_(False)"
         )
-    # A required closure computes the loss several times a step, as in LBFGS.
+
+
+def _refuse_closure(optimizer: torch.optim.Optimizer, *, owner: str) -> None:
+    """Raise ConfigError if a step of the optimizer of the party `owner` needs a closure.
+
+    A closure computes the loss several times a step, as in LBFGS.
+    """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
@@ -695,7 +716,6 @@ def make_own_optimizer(
             "closure), and the other parties answer each step once; take an optimizer that steps "
             "from gradients, as torch.optim.AdamW"
         )
-    return optimizer
 
 
 def _takes_modules(make_optimizer: MakeOptimizer) -> bool:

@@ -529,25 +529,42 @@ def split_user_functions(
             rows=row_source_by_party.get(active),
         )
     }
+    default_settings = config.passives.get("default", PassiveSettings())
+    for name in passives:
+        functions_by_party[name] = _list_passive_functions(
+            config.passives.get(name, default_settings),
+            run_network=config.model.network,
+            row_source=row_source_by_party.get(name),
+        )
+    # The settings that other parties read have "own" in place of names of code.
     shared_passives = {
         name: _hide_user_functions(settings) for name, settings in config.passives.items()
     }
-    for name in passives:
-        settings = config.passives.get(name, config.passives.get("default", PassiveSettings()))
-        objective = settings.objective
-        functions_by_party[name] = UserFunctionSettings(
-            network=_pick_function_name((settings.model or config.model).network),
-            objective=objective.code if isinstance(objective, OwnLossSettings) else None,
-            objective_options=getattr(objective, "options", {}),
-            gradient=objective.code if isinstance(objective, BlackBoxSettings) else None,
-            rows=row_source_by_party.get(name),
-        )
-    # The settings that other parties read have "own" in place of names of code.
     shared_sections = {"model": _hide_network(config.model), "passives": shared_passives}
     if any(row_source_by_party.values()):
         shared_parties = {name: _hide_rows(table) for name, table in settings_by_party.items()}
         shared_sections["data"] = config.data.model_copy(update={"parties": shared_parties})
     return config.model_copy(update=shared_sections), functions_by_party
+
+
+def _list_passive_functions(
+    settings: PassiveSettings, *, run_network: str, row_source: str | None
+) -> UserFunctionSettings:
+    """Return a passive's names of code.
+
+    `settings`: the passive's settings. `run_network`: the run's network, which the passive has
+    unless it has a model of its own. `row_source`: name of the code that makes its rows; None:
+    there is none.
+    """
+    objective = settings.objective
+    network = run_network if settings.model is None else settings.model.network
+    return UserFunctionSettings(
+        network=_pick_function_name(network),
+        objective=objective.code if isinstance(objective, OwnLossSettings) else None,
+        objective_options=getattr(objective, "options", {}),
+        gradient=objective.code if isinstance(objective, BlackBoxSettings) else None,
+        rows=row_source,
+    )
 
 
 def _pick_function_name(name: str) -> str | None:

@@ -192,15 +192,8 @@ class ActiveTrainer(LabelTrainer):
         self.record_rows(step, rows_B)
         if self._private_gradient:
             self._private_gradient.forget_batch()
-        compute = self.compute
-        dtype = compute.dtype
-        sent_rows: Tensor | slice | None = None
-        if sent_rows_A is not None:
-            # A slice for all rows needs no transfer of indices.
-            sent_rows = (
-                ALL_ROWS if len(sent_rows_A) == len(rows_B) else compute.move_batch(sent_rows_A)
-            )
-        features_B = compute.take_rows(self.features_N, rows_B)
+        sent_rows = self._locate_sent_rows(sent_rows_A, batch_size=len(rows_B))
+        features_B = self.compute.take_rows(self.features_N, rows_B)
         with self._explain_network_errors(features_B), self.forward_context(step):
             scores_BK, h_A = self.networks(features_B, sent_rows)
         if self._is_output_check_due:
@@ -208,13 +201,27 @@ class ActiveTrainer(LabelTrainer):
             self._is_output_check_due = False
         loss = None
         if self._has_task_loss:
-            labels_B = self.labels_N[compute.move_batch(rows_B)]
-            loss = self.task.compute_loss(scores_BK.to(dtype), labels_B, self._weights_K)
+            labels_B = self.labels_N[self.compute.move_batch(rows_B)]
+            scores_BK = scores_BK.to(self.compute.dtype)
+            loss = self.task.compute_loss(scores_BK, labels_B, self._weights_K)
         if h_A is not None:
-            h_A = h_A.to(dtype)
+            h_A = h_A.to(self.compute.dtype)
             if self._private_gradient:
                 h_A = self._private_gradient.zero_nonfinite_rows(h_A.flatten(1)).reshape(h_A.shape)
         return ForwardPass(step, rows_B, loss, h_A)
+
+    def _locate_sent_rows(
+        self, sent_rows_A: Tensor | None, *, batch_size: int
+    ) -> Tensor | slice | None:
+        """Return the rows of a batch to send as the networks take them; None: nothing is sent.
+
+        `sent_rows_A`: their indices within the batch; None: nothing is sent.
+        """
+        if sent_rows_A is None:
+            return None
+        if len(sent_rows_A) == batch_size:
+            return ALL_ROWS  # a slice for all rows needs no transfer of indices to the GPU
+        return self.compute.move_batch(sent_rows_A)
 
     def train_on_batch(
         self, forward_pass: ForwardPass, joint_loss: Tensor | None = None
