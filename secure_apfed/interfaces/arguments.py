@@ -156,14 +156,16 @@ def _make_setting_replacer(
         value = repr(parse_yaml_value(match["value"], source="it")) if has_value else "..."
         if (argument := argument_by_path.get(path)) is not None:
             return f"{argument}={value if has_value else ''}"
-        if match[1] == "passives" and len(keys) == 2 and keys[1] == "objective":
-            return f"Passive({keys[0]!r}, loss={value})"
-        if match[1] == "passives" and len(keys) == 2 and keys[1] in _PASSIVE_ARGUMENTS:
-            return f"Passive({keys[0]!r}, {keys[1]}={value})"
+        if match[1] == "passives" and len(keys) == 2:
+            passive, key = keys
+            if key == "objective":
+                return f"Passive({passive!r}, loss={value})"
+            if key in _PASSIVE_ARGUMENTS:
+                return f"Passive({passive!r}, {key}={value})"
         if not _is_setting(path):
             return match[0]
-        for key in reversed(keys):
-            value = f"{{{key!r}: {value}}}"
+        for section_key in reversed(keys):  # a dictionary within a dictionary for each key
+            value = f"{{{section_key!r}: {value}}}"
         return f"{match[1]}={value}"
 
     return replace

@@ -65,9 +65,16 @@ def _make_label_column(active: Active) -> "pd.Series":
             "row, (N,): of one-hot labels give labels.argmax(1), of a frame its column"
         )
     column = pd.Series([*labels], dtype=object)
+    _require_single_labels(active, column)
+    return column
+
+
+def _require_single_labels(active: Active, column: "pd.Series") -> None:
+    """Raise DataError unless the active's labels are one class for each ID, or None."""
     sequence_labels = [
         value for value in column if isinstance(value, list | tuple | np.ndarray | Tensor)
     ]
+    # A list of a tensor's elements has tensors without a dimension, which are single numbers.
     are_single_numbers = all(
         isinstance(value, Tensor) and value.ndim == 0 for value in sequence_labels
     )
@@ -87,7 +94,6 @@ def _make_label_column(active: Active) -> "pd.Series":
             f"{active.name}: {len(blank_labels)} of its labels are empty texts; give None where a "
             "label is not known, or name this class"
         )
-    return column
 
 
 _MISSING_LABEL_NUMBERS = frozenset({"-1", "-99", "-100", "-999"})

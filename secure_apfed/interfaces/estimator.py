@@ -235,13 +235,14 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         self._has_column_names = isinstance(X, pd.DataFrame)
         labels = self._prepare_labels(y_N)
         config = self._build_config()
+        passive_tables = [
+            _build_table(name, features)
+            for name, features in (self.passives or {}).items()
+            if features is not None
+        ]
         data = VerticalData(
             table=_build_table(_ACTIVE_NAME, frame, labels.numbers),
-            passives=tuple(
-                _build_table(name, features)
-                for name, features in (self.passives or {}).items()
-                if features is not None
-            ),
+            passives=tuple(passive_tables),
             classes=labels.classes,
             targets=labels.target_scale,
             train_rows=torch.arange(len(frame)),
@@ -257,7 +258,14 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         encoding = data.active.encoding
         assert isinstance(encoding, ColumnEncoding)
         task = TASKS[self._task].from_targets(labels.target_scale)
-        self.model_ = ActiveModel(network, data.classes, encoding, {}, result.threshold, task)
+        self.model_ = ActiveModel(
+            network,
+            data.classes,
+            encoding,
+            card={},
+            threshold=result.threshold,
+            task=task,
+        )
         return self
 
     def _prepare_labels(self, y_N: NDArray[Any]) -> "_LearntLabels":

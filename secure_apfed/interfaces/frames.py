@@ -345,14 +345,15 @@ def _build_config(
     """
     config_values = {"name": "frames", **settings, "method": method}
     data_settings = config_values.get("data") or {}
-    if refused_keys := sorted(
-        {"dataset", "folder", "id_column", "label_column"} & set(data_settings)
-    ):
+    keys_of_frames = {"dataset", "folder", "id_column", "label_column"}
+    refused_keys = sorted(keys_of_frames & set(data_settings))
+    if refused_keys:
         raise ConfigError(
             f"data.{refused_keys[0]}: the frames say this; leave it out, or say label or id"
         )
     parties = _build_parties(data_settings.get("parties") or {}, file_by_party)
-    method_class = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
+    method_name = method.get("name") if isinstance(method, Mapping) else method
+    method_class = METHODS.get(str(method_name))
     if method_class and method_class.settings.representation_sender is None:
         # No representations are sent, so a guard has nothing to protect.
         config_values.setdefault("guard", {"mechanism": "none"})

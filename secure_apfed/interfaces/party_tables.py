@@ -125,16 +125,22 @@ def make_table(
     if isinstance(party.rows, pd.DataFrame):
         _require_rows(party, len(ids), party.rows)
         _refuse_ids_among_columns(party, ids, party.rows)
+        kept_frame = party.rows.iloc[kept_rows]
         ids = tuple(ids[row] for row in kept_rows)
-        party = replace(party, rows=party.rows.iloc[kept_rows])
+        party = replace(party, rows=kept_frame)
         if class_indices_N is not None:
-            label_texts = [
-                None if number == UNLABELLED else str(number) for number in class_indices_N.tolist()
-            ]
-            warn_of_labels(party.rows, label_texts, source=party.name, label_column="labels")
+            _warn_of_label_columns(kept_frame, class_indices_N, source=party.name)
     features, encoding = _read_rows(party, fitted_rows)
     _require_rows(party, len(ids), features)
     return PartyTable(party.name, ids, features, class_indices_N, encoding)
+
+
+def _warn_of_label_columns(frame: pd.DataFrame, class_indices_N: Tensor, *, source: str) -> None:
+    """Warn of columns that alone predict all labels of the party `source`."""
+    label_texts = [
+        None if number == UNLABELLED else str(number) for number in class_indices_N.tolist()
+    ]
+    warn_of_labels(frame, label_texts, source=source, label_column="labels")
 
 
 def _require_order_of_ids(party: Active | Passive, ids: Sequence[str]) -> None:

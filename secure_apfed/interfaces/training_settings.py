@@ -251,25 +251,29 @@ def _describe_setting(
     value = section.get(path[1]) if len(path) == 2 and isinstance(section, Mapping) else None
     if (argument := TRAIN_ARGUMENT_BY_PATH.get(path)) is not None:
         return f"{argument}={value!r}"
+    last_key = str(path[-1])
     if isinstance(guard, Gaussian) and path[0] in ("guard", "delta"):
         name = type(guard).__name__
-        key = str(path[-1])
-        if not hasattr(guard, key):
+        if not hasattr(guard, last_key):
             return f"guard={name}(...)"
-        return f"guard={name}({key}={getattr(guard, key)!r})"
+        return f"guard={name}({last_key}={getattr(guard, last_key)!r})"
     if path[0] == "passives" and len(path) > 2:
         if path[2] == "model":
             return None
-        party = next((party for party in passives if party.name == path[1]), None)
-        key = str(path[-1])
-        if key == "temperature" and party is not None:
-            loss = f"loss=Contrastive(temperature={getattr(party.loss, key, None)!r})"
-            return f"Passive({path[1]!r}, {loss})"
-        return f"Passive({path[1]!r}, {key}={getattr(party, key, '...')!r})"
+        return _describe_passive_setting(str(path[1]), last_key, passives)
     if path[0] in ("method", "alignment") and len(path) == 1 and isinstance(section, Mapping):
         key = "name" if path[0] == "method" else "protocol"
         return f"{path[0]}={section.get(key)!r}"
     return describe_argument(path, section)
+
+
+def _describe_passive_setting(name: str, key: str, passives: Sequence[Passive]) -> str:
+    """Return how the caller wrote the setting `key` of the passive `name`."""
+    party = next((party for party in passives if party.name == name), None)
+    if key == "temperature" and party is not None:  # a setting of its loss
+        loss = f"loss=Contrastive(temperature={getattr(party.loss, key, None)!r})"
+        return f"Passive({name!r}, {loss})"
+    return f"Passive({name!r}, {key}={getattr(party, key, '...')!r})"
 
 
 def _describe_passive(
