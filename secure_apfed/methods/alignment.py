@@ -378,9 +378,9 @@ def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: 
             stacklevel=2,
         )
         return
-    test_counts = _count_labels(data, tested)
     if data.targets is not None:
-        return
+        return  # labels are numbers, so there are no classes that could be rare
+    test_counts = _count_labels(data, tested)
     if len(test_counts) < 2:
         raise DataError(
             f"{data.table.name}: the {len(tested)} rows that {method.settings.title} is tested on "

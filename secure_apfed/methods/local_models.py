@@ -361,13 +361,13 @@ def fit_local_models(
     max_models = _MAX_MODELS[combination]
     with one_thread(), cache_fits():
         # `helped` use what the exchange gave; `local` read the active's features x alone.
-        helped_candidates = _list_candidates(
-            encoder, task, [name for name in inputs if name != "x"]
-        )
+        helped_inputs = [name for name in inputs if name != "x"]
+        helped_candidates = _list_candidates(encoder, task, helped_inputs)
         if received_UD is not None and "pupils" in inputs:
             helped_candidates += _list_sum_students(task, received_UD[sampled_rows])
-        needs_local = "x" in inputs or not helped_candidates
-        local_candidates = _list_candidates(encoder, task, ["x"] if needs_local else [])
+        # Some model must be fitted, even where nothing came from the exchange.
+        local_inputs: list[LastInput] = ["x"] if "x" in inputs or not helped_candidates else []
+        local_candidates = _list_candidates(encoder, task, local_inputs)
         used_candidates, left_out_names, is_helped = _pick_helped_or_alone(
             helped_candidates, local_candidates, max_models=max_models
         )
@@ -375,10 +375,13 @@ def fit_local_models(
             (candidate.view, candidate.build_network()) for candidate in used_candidates
         ]
     average = average_models(views_and_networks)
-    if all(candidate.input == "x" for candidate in used_candidates):
-        networks = wrap_as_networks(average)  # no model reads h, so no encoder is stored
-    else:
-        networks = ActiveNetworks(WithFeatures(encoder), average.as_head())
+    is_encoder_needed = any(candidate.input != "x" for candidate in used_candidates)
+    # A model of x alone is stored without the encoder.
+    networks = (
+        ActiveNetworks(WithFeatures(encoder), average.as_head())
+        if is_encoder_needed
+        else wrap_as_networks(average)
+    )
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
         used_names=tuple(candidate.name for candidate in used_candidates),

@@ -356,11 +356,13 @@ class JointPredictor:
         is_answered_B = is_answered_P[person_of_row_B]
         if not answers:
             return is_answered_B, torch.empty(0, 0)
-        # The index of each answered person among the answers.
+        # Answers are in the order of the answered people: each one's index is the number before it.
         answer_of_person_P = np.cumsum(is_answered_P) - 1
-        answer_n = torch.from_numpy(answer_of_person_P[person_of_row_B[is_answered_B]])
+        person_of_row_n = person_of_row_B[is_answered_B]
+        answer_of_row_n = torch.from_numpy(answer_of_person_P[person_of_row_n])
         inputs_by_sender = {
-            name: torch.cat([answer[name] for answer in answers])[answer_n] for name in answers[0]
+            name: torch.cat([answer[name] for answer in answers])[answer_of_row_n]
+            for name in answers[0]
         }
         trainer = self._trainer
         own_n = trainer.compute.move_tensor(features_BF[torch.from_numpy(is_answered_B)])

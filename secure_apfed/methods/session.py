@@ -245,23 +245,23 @@ def _build_contract(
     config = party.config
     proposed_terms = _collect_proposed_terms(party, method, greetings)
     agreed_terms = method.derive_terms(party, proposed_terms, session)
-    limits = derive_limits(config)
     roles = assign_roles(method, config, party.active, party.passives)
-    # A session that only predicts needs no dealer, and its passives enforce limits of their own.
-    if party.trained_run is not None:
-        roles.pop(DEALER, None)
+    if party.trained_run is not None:  # a session that only predicts, by this run's model
+        roles.pop(DEALER, None)  # prediction needs none
         return Contract(
             session=session,
             participants=_list_participants(roles, greetings),
             passives=dict(agreed_terms.passives),
             settings=config.collect_terms(),
             secure_sum=dict(agreed_terms.secure_sum),
+            # Passives enforce limits of their own, so the contract sets none.
             minimum_batch=1,
             epochs=_UNLIMITED_ANSWERS,
             batch_size=ROWS_AT_ONCE,
             patience_s=config.rules.patience_s,
             predicts=party.trained_run,
         )
+    limits = derive_limits(config)
     silence_rule = _pick_silence_rule(party, agreed_terms)
     return Contract(
         session=session,

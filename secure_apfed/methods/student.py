@@ -810,13 +810,19 @@ def compute_learnt_gain(
     if predicted_UK is None:
         return 0.0
     rows_V = np.setdiff1d(np.flatnonzero(predicted_UK.any(axis=1)), labelled_n)
+    likely_VK = weighed_votes.likely_UK[rows_V]
+    student_right = _count_expected_right(predicted_UK[rows_V], likely_VK)
+    local_right = _count_expected_right(weighed_votes.own_UK[rows_V], likely_VK)
+    return (student_right - local_right) / max(1, len(rows_V))
 
-    def sum_right(class_scores_UK: Floats) -> float:
-        """Return the expected number of the rows V whose class with the best score is right."""
-        best_class_V = class_scores_UK[rows_V].argmax(axis=1)
-        return float(weighed_votes.likely_UK[rows_V, best_class_V].sum())
 
-    return (sum_right(predicted_UK) - sum_right(weighed_votes.own_UK)) / max(1, len(rows_V))
+def _count_expected_right(scores_VK: Floats, likely_VK: Floats) -> float:
+    """Return the expected number of rows whose class with the best score is right.
+
+    `likely_VK`: each class's probability to be the true one.
+    """
+    best_class_V = scores_VK.argmax(axis=1)
+    return float(likely_VK[np.arange(len(best_class_V)), best_class_V].sum())
 
 
 def standardise_parts(features_of_parties: Iterable[Tensor]) -> Floats:

@@ -169,18 +169,9 @@ def make_sum(
     Raises ConfigError: a sum in fixed point without a clip bound, a threshold that does not go with
     it, or a single passive that contributes; LocalProtocolError: parameters that do not fit.
     """
-    settings = config.secure_sum
     sum_class = find_sum_class(config.secure_sum)
-    contributing_passives = [
-        name for name in passives if config.find_passive_settings(name).weight > 0
-    ]
-    has_single_passive = 1 in (len(passives), len(contributing_passives))
-    if has_single_passive and not settings.allow_single_passive:
-        raise ConfigError(
-            "secure_sum.allow_single_passive: a sum of one passive hides nothing: the active reads "
-            "that passive's gradients. Add passives with a weight above 0, or accept this by "
-            "secure_sum: {allow_single_passive: true}"
-        )
+    if not config.secure_sum.allow_single_passive:
+        _refuse_single_passive(config, passives)
     clip = find_clip(config)
     if clip is None and sum_class is not PlainSum:
         raise ConfigError(
@@ -195,7 +186,7 @@ def make_sum(
         contributors=tuple(passives),
         clip_norm=clip or 1.0,
         bits=USUAL_BITS if bits is None else bits,
-        allow_single=settings.allow_single_passive,
+        allow_single=config.secure_sum.allow_single_passive,
         threshold=_derive_threshold(config, len(passives)),
         noise=noise_deviation,
     )
@@ -204,12 +195,27 @@ def make_sum(
     # Where a sum may lack passives, the active can isolate one passive's contribution; the settings
     # (rules.silent_passive: recover, or a threshold) accept that.
     may_lack_party = agreement.threshold is not None and agreement.threshold < len(passives)
+    if bits is None:
+        # More bits than usual are taken if they cost no more bytes.
+        bits = choose_bits(
+            lambda candidate_bits: sum_class(
+                replace(agreement, bits=candidate_bits), allow_single_reader=may_lack_party
+            )
+        )
+    return sum_class(replace(agreement, bits=bits), allow_single_reader=may_lack_party)
 
-    def make_secure_sum(bits: int) -> SecureSum:
-        """Return the sum with this number of bits a value."""
-        return sum_class(replace(agreement, bits=bits), allow_single_reader=may_lack_party)
 
-    return make_secure_sum(choose_bits(make_secure_sum) if bits is None else bits)
+def _refuse_single_passive(config: RunSettings, passives: Sequence[str]) -> None:
+    """Raise ConfigError if only one of these passives takes part, or has a weight above 0."""
+    contributing_passives = [
+        name for name in passives if config.find_passive_settings(name).weight > 0
+    ]
+    if len(passives) == 1 or len(contributing_passives) == 1:
+        raise ConfigError(
+            "secure_sum.allow_single_passive: a sum of one passive hides nothing: the active reads "
+            "that passive's gradients. Add passives with a weight above 0, or accept this by "
+            "secure_sum: {allow_single_passive: true}"
+        )
 
 
 def find_fixed_bits(config: RunSettings, *, has_noise: bool) -> int | None:

@@ -131,7 +131,7 @@ class RandomisedVotesPassive(CountingPassive):
         self._set_ledger(self._ledger)
         self._key = party.derive_key(b"secure-apfed votes v1")
         # False in experiments, whose randomness follows from a public seed.
-        self._secret = party.has_secret_noise
+        self._has_secret_noise = party.has_secret_noise
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Vote on the rows of the active's request, and send the votes under randomised response.
@@ -141,7 +141,7 @@ class RandomisedVotesPassive(CountingPassive):
         """
         ballot = self.admit_ballot(message)
         # With a secret key, another ballot gets other randomness, however similar it is.
-        request = ballot.payload if self._secret else _SAME_FOR_ALL_BALLOTS
+        request = ballot.payload if self._has_secret_noise else _SAME_FOR_ALL_BALLOTS
         votes_UK = self.cast_votes(ballot)
         answers_U = self._response.randomise_votes(votes_UK, key=self._key, about=request)
         # The same ballot gets the same answers from the same key, in any session.
@@ -209,7 +209,9 @@ def estimate_agreement(
     p = response.keep_probability
     q = response.other_probability
     classes = response.classes
-    chance_of_equal_answers = 2 * p * q + (classes - 2) * q**2  # d
+    equal_by_chance = 2 * p * q + (classes - 2) * q**2  # d
+    gain_if_equal_votes = (p - q) ** 2  # s - d
+    gain_if_right_vote = p - q
     passive_count, row_count = answers_MU.shape
     agreement_by_passive = {}
     for index, name in enumerate(names):
@@ -219,16 +221,15 @@ def estimate_agreement(
             if other_index != index
         ]
         right_share = float((answers_MU[index][labelled_n] == labels_n).mean())
-        agreement_with_others = None
+        agreement_with_others = None  # a single passive has none to agree with
         if equal_shares:
-            agreement_with_others = (float(np.mean(equal_shares)) - chance_of_equal_answers) / (
-                p - q
-            ) ** 2
+            mean_equal_share = float(np.mean(equal_shares))
+            agreement_with_others = (mean_equal_share - equal_by_chance) / gain_if_equal_votes
         agreement_by_passive[name] = VoteAgreement(
             others=agreement_with_others,
-            labels=(right_share - q) / (p - q),
+            labels=(right_share - q) / gain_if_right_vote,
             # A share of independent rows has a standard deviation of at most 1 / (2 sqrt rows).
-            others_noise=0.5 / math.sqrt(row_count) / (p - q) ** 2,
-            labels_noise=0.5 / math.sqrt(len(labelled_n)) / (p - q),
+            others_noise=0.5 / math.sqrt(row_count) / gain_if_equal_votes,
+            labels_noise=0.5 / math.sqrt(len(labelled_n)) / gain_if_right_vote,
         )
     return agreement_by_passive

@@ -133,7 +133,7 @@ class RehearsalActive(VotesActive):
         )
         expected = {"right": TensorSpec(torch.int64, ())}
         tensors, _ = unpack_tensors(message.payload, expected, sender=name)
-        right_votes = tensors["right"].double() / _STEPS
+        right_votes = tensors["right"].double() / _STEPS  # a number of votes, from fixed point
         return right_votes / len(self.ballot.labelled)
 
     def _record_shares(self, shares: Tensor) -> None:
