@@ -168,7 +168,7 @@ def test_rows_without_a_label_have_no_loss() -> None:
 
 @pytest.fixture(autouse=True)
 def _a_quarter_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.25)
+    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT_SHARE", 0.25)
 
 
 def config_of(method: str, **train: Any) -> Config:
@@ -267,6 +267,6 @@ def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_pa
 
 
 def test_a_loss_on_rows_that_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.001)
+    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT_SHARE", 0.001)
     with pytest.raises(ConfigError, match="held-out rows cannot be told"):
         run(config_of("split_nn"), None)
