@@ -342,7 +342,7 @@ class GradientBoosting(Baseline):
         fitted boosting. `scaler`: the fitted scaler of its rows.
         """
         seen_classes = model.classes_
-        trees = []
+        trees = list[dict[str, Any]]()
         bias = np.full(task.classes, UNSEEN_CLASS_SCORE)
         if len(seen_classes) == 2:
             bias[seen_classes] = np.append(0.0, model._baseline_prediction)
