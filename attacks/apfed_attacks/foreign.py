@@ -584,27 +584,14 @@ def _add_known_rows(
 
     Raises AttackError: so many are drawn that nothing is left to guess.
     """
-
-    def draw_rows(groups: list[Tensor], count: int) -> Tensor:
-        """Return `count` rows of each group of positions, sorted together.
-
-        Raises AttackError: a group has no more rows than these.
-        """
-        if count and any(len(rows) <= count for rows in groups):
-            raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
-        parts = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
-        return torch.cat([truth.training_positions[:0], *parts]).sort().values
-
-    rows_by_class = [
-        truth.training_positions[truth.labels[truth.training_positions] == k]
-        for k in range(truth.classes)
-    ]
-    labelled = draw_rows(rows_by_class, attack.labels_per_class) if positions is None else positions
-    shadow = (
-        draw_rows([truth.training_positions], attack.shadow_rows)
-        if positions is None
-        else positions
-    )
+    training_rows = truth.training_positions
+    training_labels = truth.labels[training_rows]
+    rows_by_class = [training_rows[training_labels == k] for k in range(truth.classes)]
+    if positions is None:
+        labelled = _draw_known_rows(rows_by_class, attack.labels_per_class, seed)
+        shadow = _draw_known_rows([training_rows], attack.shadow_rows, seed)
+    else:
+        labelled = shadow = positions
     features = truth.features.get(_OTHER)
     return replace(
         knowledge,
@@ -612,6 +599,19 @@ def _add_known_rows(
         priors=truth.compute_class_priors() if rows_by_class and attack.priors else None,
         shadow=KnownRows() if features is None else KnownRows(shadow, features[shadow]),
     )
+
+
+def _draw_known_rows(groups: list[Tensor], count: int, seed: int) -> Tensor:
+    """Return `count` rows of each group of positions, sorted together.
+
+    Raises AttackError: a group has no more rows than these.
+    """
+    if count and any(len(rows) <= count for rows in groups):
+        raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
+    chosen_by_group = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
+    # Without labels there is no class, and so no group.
+    no_rows = torch.empty(0, dtype=torch.int64)
+    return torch.cat([no_rows, *chosen_by_group]).sort().values
 
 
 def _build_envelopes(

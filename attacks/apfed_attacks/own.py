@@ -46,17 +46,20 @@ def measure_own(
     if record.data is not None and record.config.method.needs_alignment:
         for (kind, receiver), batches in record.batches_by_receiver.items():
             results += _attack_batches(record, kind, receiver, batches, chosen, seed)
-    mounted = {result.attack for result in results if result.applicable}
+    applicable = [result for result in results if result.applicable]
+    mounted = {result.attack for result in applicable}
     # An attack that applied to no receiver has one result, with the reason.
     unmounted = dict[str, AttackResult]()
     for result in results:
         if result.attack not in mounted:
             unmounted.setdefault(result.attack, result)
-    for name in ATTACKS if chosen is None else [choice.name for choice in chosen]:
-        if name not in mounted and name not in unmounted and _may_concern(record, name):
+    wanted_names = list(ATTACKS) if chosen is None else [choice.name for choice in chosen]
+    for name in wanted_names:
+        has_result = name in mounted or name in unmounted
+        if not has_result and _may_concern(record, name):
             reason = f"{record.me} let out nothing row by row of which it knows the truth"
             unmounted[name] = _make_inapplicable_result(record, name, "nobody", reason, seed)
-    return (*(result for result in results if result.applicable), *unmounted.values())
+    return (*applicable, *unmounted.values())
 
 
 def _attack_batches(

@@ -6,6 +6,8 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -36,7 +38,7 @@ from apfed_attacks.view import (
 from secure_apfed.alignment.positions import find_positions_in_table_order
 from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.config import Config
-from secure_apfed.data import UNLABELLED, PartyTable
+from secure_apfed.data import UNLABELLED, PartyTable, VerticalData
 from secure_apfed.methods.alignment import intersect_rows
 from secure_apfed.methods.averaging import AveragingSettings, LinearViews
 from secure_apfed.methods.multiview import LabelTerm
@@ -219,7 +221,7 @@ def make_view(
             "aggregator", or "outsider", who sees nothing of the training.
         knowledge: what the adversary knows beyond what it saw.
         behaviour: "malicious" if it deviated from the protocol.
-        played: what a malicious adversary did; None: it followed the protocol.
+        deviation: what a malicious adversary did; None: it followed the protocol.
         iterations: maximum number of iterations of any optimiser of an attack.
         device: where attacks compute; None: the CPU.
 
@@ -236,10 +238,12 @@ def make_view(
         )
     members = set(parties)
     transcript = recording.transcript
-    first = parties[0]
-    role = first  # "aggregator" or "outsider"
-    if first in tables:
-        role = "active" if first == active else "passive"
+    adversary = parties[0]
+    role = adversary  # "aggregator" or "outsider"
+    if adversary in tables:
+        role = "active" if adversary == active else "passive"
+    # Whoever colludes with the active knows which rows each party has.
+    visible_tables = tuple(tables) if active in members else parties
     exchange = describe_exchange(recording.config)
     networks = recording.encoders
     # Where weights are averaged, every party has the average.
@@ -260,11 +264,11 @@ def make_view(
         deviation=deviation,
         features=_collect_features(recording, parties),
         labels=_collect_labels(recording, parties),
-        presence=_find_present_rows(recording, tuple(tables) if active in members else parties),
+        presence=_find_present_rows(recording, visible_tables),
         networks={
             name: copy.deepcopy(network) for name, network in networks.items() if name in members
         },
-        answers=_build_model_query(recording) if first == "outsider" else None,
+        answers=_build_model_query(recording) if adversary == "outsider" else None,
         knowledge=knowledge,
         iterations=iterations,
         device=device or torch.device("cpu"),
@@ -425,23 +429,13 @@ def reveal_people(
     Raises AttackError: fewer than two people trained at the victim, or fewer than two are others.
     """
     data = recording.data
-
-    def list_training_rows(tables: Iterable[PartyTable]) -> list[tuple[PartyTable, Tensor]]:
-        """Return each of these tables with the rows that its party trains on."""
-        table_data = ((table, data.select_party(table.name)) for table in tables)
-        return [
-            (table, party_data.train_rows)
-            for table, party_data in table_data
-            if party_data is not None
-        ]
-
-    outside = [(data.active, data.test_rows)]
+    other_rows_by_table = [(data.active, data.test_rows)]
     if strangers == "elsewhere":
-        outside = list_training_rows(
-            table for table in data.passives if table.name not in (adversary, victim)
-        )
-    members = _select_rows_with_labels(list_training_rows([_get_tables(recording)[victim]]))
-    others = _select_rows_with_labels(outside)
+        other_passives = [table for table in data.passives if table.name not in (adversary, victim)]
+        other_rows_by_table = _list_training_rows(data, other_passives)
+    victim_rows = _list_training_rows(data, [_get_tables(recording)[victim]])
+    members = _select_rows_with_labels(victim_rows)
+    others = _select_rows_with_labels(other_rows_by_table)
     availability = (
         f"{victim} trained on {len(members[0])} people, and there are {len(others[0])} others"
     )
@@ -449,6 +443,18 @@ def reveal_people(
         recording, members, others, maximum, seed, f"{availability} ({strangers})"
     )
     return candidates, torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
+
+
+def _list_training_rows(
+    data: VerticalData, tables: Iterable[PartyTable]
+) -> list[tuple[PartyTable, Tensor]]:
+    """Return each of these tables with the rows that its party trains on."""
+    rows_by_table = []
+    for table in tables:
+        party_data = data.select_party(table.name)
+        if party_data is not None:
+            rows_by_table.append((table, party_data.train_rows))
+    return rows_by_table
 
 
 def _select_rows_with_labels(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
@@ -488,17 +494,15 @@ def _mix_candidates(
     count = min(maximum // 2, len(inside[0]), len(outside[0]))
     if count < 2:
         raise AttackError(f"{availability}; an attack on membership needs two of each")
-    # Features, labels and indices of the chosen rows of each kind.
-    chosen = [
-        [
-            values[shuffle_rows(torch.arange(len(values)), seed, "attacks", name)[:count]]
-            for values in kind
-        ]
-        for name, kind in (("members", inside), ("others", outside))
-    ]
+    members_n = shuffle_rows(torch.arange(len(inside[0])), seed, "attacks", "members")[:count]
+    others_n = shuffle_rows(torch.arange(len(outside[0])), seed, "attacks", "others")[:count]
     order = shuffle_rows(torch.arange(2 * count), seed, "attacks", "candidates")
-    features, labels, rows = (torch.cat(pair)[order] for pair in zip(*chosen, strict=True))
-    return Candidates(features, labels, recording.config.train), rows, order < count
+    features, labels, rows = (
+        torch.cat([member_values[members_n], other_values[others_n]])[order]
+        for member_values, other_values in zip(inside, outside, strict=True)
+    )
+    is_inside_n = order < count  # before the shuffle the first `count` rows are those inside
+    return Candidates(features, labels, recording.config.train), rows, is_inside_n
 
 
 def build_local_training(
@@ -510,47 +514,69 @@ def build_local_training(
     the recorded averaged model. Each view (group of F columns) gets a linear model with weights
     (F, C) for C classes.
     """
-    config = recording.config
-    model = recording.model
     data = recording.data
+    model = recording.model
     assert isinstance(model, nn.Sequential)
-    encoder = copy.deepcopy(model[0])
-    classes = len(data.classes)
-    columns = [view.columns for view in data.active.views.values()]
-    settings = AveragingSettings.from_run_settings(config)
-    view_settings = settings.for_views([*data.active.views], len(columns))
+    settings = AveragingSettings.from_run_settings(recording.config)
+    columns_by_view = {name: view.columns for name, view in data.active.views.items()}
+    return _LocalTraining(
+        encoder=copy.deepcopy(model[0]),
+        view_columns=list(columns_by_view.values()),
+        view_settings=settings.for_views([*columns_by_view], len(columns_by_view)),
+        label_weight=settings.eta,
+        class_count=len(data.classes),
+        seed=seed,
+    ).train_model
 
-    @torch.no_grad()
-    def split_views(rows_N: Tensor) -> list[Tensor]:
-        """Return the features of each view (group of columns), (N, F_v) float64.
 
-        Sequences are encoded by the GRUs.
-        """
-        if isinstance(encoder, SequenceEncoder):
-            rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)
-            return [part.double().cpu() for part in encoder.encode_views(rows_N)]
-        return [rows_N.flatten(1)[:, view].double().cpu() for view in columns]
+@dataclass(frozen=True, kw_only=True)
+class _LocalTraining:
+    """Training of linear models of views (groups of columns), as a party of FedMV does it alone.
 
-    def train_views(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
+    Attributes:
+        encoder: first layer of the recorded model; GRUs where rows are sequences.
+        view_columns: columns of each view.
+        view_settings: settings of each view's training.
+        label_weight: weight eta of the term that draws pseudo-labels to the labels.
+        class_count: K.
+        seed: seed of the initial weights.
+    """
+
+    encoder: nn.Module
+    view_columns: Sequence[slice]
+    view_settings: Sequence[AveragingSettings]
+    label_weight: float
+    class_count: int
+    seed: int
+
+    def train_model(self, rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
         """Train on these rows alone; return the model, rows -> scores (N, K)."""
-        eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
-        truth_nK = F.one_hot(labels_n, classes).double()
-        # The term that draws pseudo-labels to the labels, with weight eta.
-        pull = LabelTerm(truth_nK.numpy(), eta_n1.numpy())
+        weight_n1 = torch.full((len(rows_n), 1), self.label_weight, dtype=torch.float64)
+        truth_nK = F.one_hot(labels_n, self.class_count).double()
+        label_term = LabelTerm(truth_nK.numpy(), weight_n1.numpy())
+        view_features = self._split_views(rows_n)
         views = LinearViews.from_views(
-            view_settings, split_views(rows_n), pull, owner="adversary", seed=seed
+            self.view_settings, view_features, label_term, owner="adversary", seed=self.seed
         )
         views.train(0)
-        weights = [torch.from_numpy(view.weights_FC) for view in views.views]
+        view_weights = [torch.from_numpy(view.weights_FC) for view in views.views]
+        return partial(self._score_rows, view_weights)
 
-        def score_rows(rows_N: Tensor) -> Tensor:
-            """Return scores (N, K), the mean over all views."""
-            scored = [
-                part @ weights_FC
-                for part, weights_FC in zip(split_views(rows_N), weights, strict=True)
-            ]
-            return torch.stack(scored).mean(dim=0)
+    def _score_rows(self, view_weights: Sequence[Tensor], rows_N: Tensor) -> Tensor:
+        """Return scores (N, K), the mean over all views."""
+        scores_by_view = [
+            features_NF @ weights_FC
+            for features_NF, weights_FC in zip(self._split_views(rows_N), view_weights, strict=True)
+        ]
+        return torch.stack(scores_by_view).mean(dim=0)
 
-        return score_rows
-
-    return train_views
+    @torch.no_grad()
+    def _split_views(self, rows_N: Tensor) -> list[Tensor]:
+        """Return the features of each view, (N, F_v) float64; those of sequences are GRU states."""
+        encoder = self.encoder
+        if isinstance(encoder, SequenceEncoder):
+            weights_dtype = next(encoder.to(rows_N.device).parameters()).dtype
+            encoded_views = encoder.encode_views(rows_N.to(weights_dtype))
+            return [features_NF.double().cpu() for features_NF in encoded_views]
+        flat_NF = rows_N.flatten(1)
+        return [flat_NF[:, columns].double().cpu() for columns in self.view_columns]

@@ -9,6 +9,7 @@ Letters: N scored rows, K classes, F features, n candidates.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -357,18 +358,12 @@ def score_guess(
         )
     actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = METRICS_BY_TARGET[attack.target]
-
-    def select_values(prediction: Prediction) -> Array:
-        """Return the values of the scored rows."""
-        return scale.select_values(prediction.select_rows(scored_N), actual)
-
-    attacks, baselines, decoys, references = (
-        {
-            name: dict(scale.compute_metrics(select_values(item), actual))
-            for name, item in items.items()
-        }
-        for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
+    compute_all_metrics = partial(
+        _compute_metrics_by_variant, scale, is_scored=scored_N, actual=actual
     )
+    attacks = compute_all_metrics(guess.attacks)
+    baselines = compute_all_metrics(guess.baselines)
+    decoys = compute_all_metrics(guess.decoys)
     # Decoys (the attack on releases of other rows) know nothing of the rows: they are baselines.
     uninformed = {**baselines, **{f"{name}{DECOY}": metrics for name, metrics in decoys.items()}}
     held_out = _collect_held_out(guess)
@@ -376,7 +371,8 @@ def score_guess(
     # first, to be named if both are equal.
     variant, attack_score = _choose_variant({**attacks, **baselines}, held_out, scale.metric)
     baseline, baseline_score = _choose_variant(uninformed, held_out, scale.metric)
-    chosen = select_values({**guess.baselines, **guess.attacks}[variant])
+    chosen_prediction = {**guess.baselines, **guess.attacks}[variant]
+    chosen = scale.select_values(chosen_prediction.select_rows(scored_N), actual)
     return AttackResult(
         **_list_common_fields(attack, view, seed, scored=len(actual)),
         applicable=True,
@@ -386,11 +382,29 @@ def score_guess(
         variants=attacks,
         baseline=baseline,
         baselines=uninformed,
-        references=references,
+        references=compute_all_metrics(guess.references),
         advantage=attack_score - baseline_score,
         risk=scale.compute_risk(chosen, actual),
         roc=scale.compute_curve(chosen, actual),
     )
+
+
+def _compute_metrics_by_variant(
+    scale: TargetMetrics,
+    predictions: Mapping[str, Prediction],
+    *,
+    is_scored: Array,
+    actual: Array,
+) -> dict[str, Metrics]:
+    """Return the metrics of each prediction by name.
+
+    `is_scored`: mask of the guessed rows that count. `actual`: the truth of these.
+    """
+    metrics_by_variant: dict[str, Metrics] = {}
+    for name, prediction in predictions.items():
+        values = scale.select_values(prediction.select_rows(is_scored), actual)
+        metrics_by_variant[name] = dict(scale.compute_metrics(values, actual))
+    return metrics_by_variant
 
 
 def _collect_held_out(guess: Guess) -> dict[str, float]:

@@ -298,10 +298,13 @@ class Regression:
         that use nothing released; not used for a decoy (releases of other rows), whose baselines
         are not read.
         """
-        mean_UF = np.tile(self.known_features.mean(axis=0), (int((~self.is_known).sum()), 1))
+        unknown_count = int((~self.is_known).sum())
+        mean_UF = np.tile(self.known_features.mean(axis=0), (unknown_count, 1))
         shadow_rows = len(self.known_features)
-        # R^2 of predicting each known row by the mean of the others.
-        loo_r2 = 1 - (shadow_rows / (shadow_rows - 1)) ** 2
+        # R^2 of predicting each known row by the mean of the others: from that mean a row differs
+        # n / (n - 1) times as much as from the mean of all n rows.
+        error_ratio = shadow_rows / (shadow_rows - 1)
+        loo_r2 = 1 - error_ratio**2
         baselines = {"mean of the shadow rows": Prediction(mean_UF, held_out=loo_r2)}
         if not self.is_decoy:
             baselines |= self.predict_from_columns(own_column_sets)

@@ -75,10 +75,14 @@ class RepresentationNetwork(FeatureAttack):
         columns = {
             name: observed.select_positions(positions) for name, observed in releases.items()
         }
-        generated = {"noise": self._generate_rows(view, x_NC, columns["h"], self.noise, seed)}
+        generated = {
+            "noise": self._generate_rows(
+                view, x_NC, columns["h"], noise_count=self.noise, seed=seed
+            )
+        }
         for name, h_ND in columns.items():
             columns_NC = np.hstack([x_NC, self.scale_columns(h_ND, seed)])
-            generated[name] = self._generate_rows(view, columns_NC, h_ND, 0, seed)
+            generated[name] = self._generate_rows(view, columns_NC, h_ND, noise_count=0, seed=seed)
         attacks = {
             f"G(x, {name})": Prediction(generated_NF[regress.is_guessed].numpy(force=True))
             for name, generated_NF in generated.items()
@@ -86,59 +90,97 @@ class RepresentationNetwork(FeatureAttack):
         return regress.make_guess(attacks, {"x": x_NC})
 
     def _generate_rows(
-        self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
+        self,
+        view: AdversaryView,
+        columns_NC: FloatArray,
+        h_ND: Tensor,
+        *,
+        noise_count: int,
+        seed: int,
     ) -> Tensor:
         """Train a generator so that the victim's encoder maps its rows to h; return its rows (N,
         F).
 
-        `columns_NC`: the C columns that it reads. `h_ND`: the releases. `noise`: number Z of random
-        numbers that it reads besides. S shadow rows, whose features are known, give the features'
-        mean and variance.
+        `columns_NC`: the C columns that it reads. `h_ND`: the releases. `noise_count`: number Z of
+        random numbers that it reads besides.
+        """
+        own_NC = torch.from_numpy(columns_NC).float().to(view.device)
+        with seed_draws(seed, "attacks", self.name):
+            generator = _RowGenerator(
+                view.knowledge.shadow.values.float(),
+                column_count=own_NC.shape[1],
+                noise_count=noise_count,
+                hidden=self.hidden,
+            ).to(view.device)
+            self._train_generator(generator, view, own_NC, h_ND.float())
+            draw_count = _DRAWS if noise_count else 1  # without noise all draws are equal
+            with torch.no_grad():
+                draws = torch.stack([generator(own_NC) for _ in range(draw_count)])
+        return draws.mean(dim=0).flatten(1).double()
+
+    def _train_generator(
+        self, generator: "_RowGenerator", view: AdversaryView, own_NC: Tensor, h_ND: Tensor
+    ) -> None:
+        """Train the generator: the victim's encoder should map the row made from own_NC[i] to
+        h_ND[i].
+
+        Generated features that vary more than known ones are penalised.
         """
         encoder = view.knowledge.encoder
-        h_ND = h_ND.float()
         assert encoder is not None
-        own_NC = torch.from_numpy(columns_NC).float().to(view.device)
-        known_SF = view.knowledge.shadow.values.float()
-        # One scale for all features: single ones may be constant in a few rows.
-        mean_F = known_SF.mean(dim=0)
-        scale = float(known_SF.std()) or 1.0
-        known_variance_F = known_SF.var(dim=0).flatten()
         # Errors are measured in units of the deviation of each component of h.
         deviation_D = h_ND.std(dim=0)
         weight_D = 1 / torch.where(deviation_D > 0, deviation_D, 1)
+        adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
+        for _ in range(view.iterations):
+            rows_B = torch.randint(len(h_ND), (self.batch,))
+            generated_BF = generator(own_NC[rows_B])
+            error_BD = (encoder(generated_BF).float() - h_ND[rows_B]) * weight_D
+            excess_F = generator.compute_excess_variances(generated_BF)
+            loss = error_BD.square().mean() + self.variance_weight * excess_F.mean()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
 
-        def generate_batch(rows_B: Tensor) -> Tensor:
-            """Return generated features of these rows, (B, ...), in the features' units, from fresh
-            noise.
-            """
-            noise_BZ = torch.randn(len(rows_B), noise).to(own_NC.device)
-            generated_BF = generator(torch.cat([own_NC[rows_B], noise_BZ], dim=1))
-            rows: Tensor = generated_BF.reshape(-1, *mean_F.shape) * scale + mean_F
-            return rows
 
-        with seed_draws(seed, "attacks", self.name):
-            generator = nn.Sequential(
-                nn.Linear(own_NC.shape[1] + noise, self.hidden),
-                nn.ReLU(),
-                nn.Linear(self.hidden, self.hidden),
-                nn.ReLU(),
-                nn.Linear(self.hidden, mean_F.numel()),
-            ).to(view.device)
-            adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
-            for _ in range(view.iterations):
-                rows_B = torch.randint(len(h_ND), (self.batch,))
-                generated_BF = generate_batch(rows_B)
-                error_BD = (encoder(generated_BF).float() - h_ND[rows_B]) * weight_D
-                variance_F = generated_BF.flatten(1).var(dim=0)
-                excess_F = F.relu(variance_F - known_variance_F) / scale**2
-                adam.zero_grad()
-                (error_BD.square().mean() + self.variance_weight * excess_F.mean()).backward()
-                adam.step()
-            draws = _DRAWS if noise else 1  # without noise all draws are equal
-            all_rows = torch.arange(len(own_NC))
-            with torch.no_grad():
-                generated_NF = torch.stack([generate_batch(all_rows) for _ in range(draws)]).mean(
-                    dim=0
-                )
-        return generated_NF.flatten(1).double()
+class _RowGenerator(nn.Module):
+    """The generator G, from C columns and fresh noise to the victim's features, in their units."""
+
+    def __init__(
+        self, known_SF: Tensor, *, column_count: int, noise_count: int, hidden: int
+    ) -> None:
+        """Draw the weights.
+
+        `known_SF`: features of the S shadow rows, which give the features' mean and variance.
+        `column_count`: C. `noise_count`: number Z of random numbers that it reads beside the
+        columns. `hidden`: width of both hidden layers.
+        """
+        super().__init__()
+        self.noise_count = noise_count
+        self.mean_F = known_SF.mean(dim=0)
+        # One scale for all features: single ones may be constant in a few rows.
+        self.scale = float(known_SF.std()) or 1.0
+        self.known_variance_F = known_SF.var(dim=0).flatten()
+        self.layers = nn.Sequential(
+            nn.Linear(column_count + noise_count, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, self.mean_F.numel()),
+        )
+
+    def forward(self, columns_BC: Tensor) -> Tensor:
+        """Return one generated row (...) for each row of columns, (B, ...)."""
+        noise_BZ = torch.randn(len(columns_BC), self.noise_count).to(columns_BC.device)
+        standardised_BF = self.layers(torch.cat([columns_BC, noise_BZ], dim=1))
+        rows: Tensor = standardised_BF.reshape(-1, *self.mean_F.shape) * self.scale + self.mean_F
+        return rows
+
+    def compute_excess_variances(self, generated_BF: Tensor) -> Tensor:
+        """Return by how much each generated feature varies more than the known one, (F,), at least
+        0.
+
+        Variances are in units of the squared scale of all features.
+        """
+        variance_F = generated_BF.flatten(1).var(dim=0)
+        return F.relu(variance_F - self.known_variance_F) / self.scale**2

@@ -15,6 +15,8 @@ of the same people (`conditioned`), not labels; perceptrons, standardised column
 Letters: N observed rows, B batch, P public rows, D numbers of h, F the victim's features.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -99,16 +101,15 @@ class UnpairedInversion(FeatureAttack):
         else:
             joined = joined[:, :0]  # the discriminators see no own features
         own_NC, own_PC = joined.float().split([len(x_NC), len(x_PC)])
-
-        def decode_columns(columns_NC: Tensor) -> Prediction:
-            """Return features decoded from these columns, (N, F), by the best of all starts."""
-            h_ND = torch.from_numpy(self.scale_columns(columns_NC, seed)).float()
-            seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
-            inputs = self, view, h_ND, public_PF, own_NC, own_PC
-            distances_and_features = [_train_inversion(*inputs, own_seed) for own_seed in seeds]
-            _, decoded_NF = min(distances_and_features, key=lambda pair: pair[0])
-            return Prediction(decoded_NF)
-
+        decode_columns = partial(
+            _decode_with_best_start,
+            self,
+            view,
+            public_PF=public_PF,
+            x_NC=own_NC,
+            x_PC=own_PC,
+            seed=seed,
+        )
         attacks = {
             f"decoded {name}": decode_columns(h.select_positions(positions))
             for name, h in releases.items()
@@ -118,9 +119,40 @@ class UnpairedInversion(FeatureAttack):
         if not view.is_decoy:  # a decoy's baselines are not used
             baselines["decoded x"] = decode_columns(x_NC)
             if self.conditioned:
-                known = (rows.double().numpy(force=True) for rows in (x_PC, public_PF, x_NC))
-                baselines["ridge on x"] = predict_by_ridge(*known)
+                baselines["ridge on x"] = predict_by_ridge(
+                    x_PC.double().numpy(force=True),
+                    public_PF.double().numpy(force=True),
+                    x_NC.double().numpy(force=True),
+                )
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
+
+
+def _decode_with_best_start(
+    attack: UnpairedInversion,
+    view: AdversaryView,
+    columns_NC: Tensor,
+    *,
+    public_PF: Tensor,
+    x_NC: Tensor,
+    x_PC: Tensor,
+    seed: int,
+) -> Prediction:
+    """Return features decoded from columns, (N, F), by the networks of the best of all starts.
+
+    That is the start with the smallest distance of decoded and simulated rows from real ones.
+
+    `columns_NC`: releases, or own features as a baseline. The other arguments are those of
+    `_train_inversion`; each start has a seed that is derived from `seed`.
+    """
+    h_ND = torch.from_numpy(attack.scale_columns(columns_NC, seed)).float()
+    distances_and_features = [
+        _train_inversion(
+            attack, view, h_ND, public_PF, x_NC, x_PC, derive_seed(seed, attack.name, start)
+        )
+        for start in range(attack.starts)
+    ]
+    _, decoded_NF = min(distances_and_features, key=lambda pair: pair[0])
+    return Prediction(decoded_NF)
 
 
 class _InversionNetworks:

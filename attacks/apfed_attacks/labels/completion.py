@@ -11,6 +11,7 @@ Letters: N rows, F columns, D numbers of h, B batch, K classes.
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -143,10 +144,11 @@ def guess_labels(
     """
     labels_N = collect_known_labels(view, positions).numpy()
     known = len(view.knowledge.labels)
-    unknown_N = labels_N < 0
-    if not unknown_N.any():
+    guesser = _LabelGuesser(view=view, labels_N=labels_N, seed=seed)
+    is_unknown_N = guesser.is_unknown_N
+    if not is_unknown_N.any():
         raise AttackError(f"{view.name} knows the label of every observed row; none is to guess")
-    if known and len(set(labels_N[~unknown_N].tolist())) < 2:
+    if known and len(set(labels_N[~is_unknown_N].tolist())) < 2:
         raise AttackError(
             f"{view.name} knows {known} labels, but those of observed rows are of fewer "
             "than two classes; raise labels_per_class, or say more known ones"
@@ -154,58 +156,107 @@ def guess_labels(
     if view.is_decoy:
         baselines = references = {}
 
-    def guess_columns(columns_NF: FloatArray) -> dict[str, Prediction]:
-        """Return scores of the unknown rows from one set of columns, (U, K).
-
-        They are by every classifier or, if no label is known, by k-means with one cluster for each
-        class.
-        """
-        if unknown_N.all():
-            from sklearn.cluster import KMeans
-
-            means = KMeans(
-                view.knowledge.classes,
-                n_init=_STARTS,
-                max_iter=view.iterations,
-                random_state=seed % 2**32,
-            )
-            fit_model(means, columns_NF, None)
-            return name_clusters(-means.transform(columns_NF), view.knowledge.priors)
-        scores = {probe: _score_rows(probe, view, columns_NF, labels_N, seed) for probe in PROBES}
-        return {probe: Prediction(scores_NK[unknown_N]) for probe, scores_NK in scores.items()}
-
-    def guess_column_sets(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        """Return the guesses from each set of columns, by "<classifier> on <columns>"."""
-        return {
-            f"{probe} on {name}": scores
-            for name, columns_NF in columns.items()
-            for probe, scores in guess_columns(columns_NF).items()
-        }
-
     joined = {
         key: columns
         for name, (released_NF, own_NF) in fused.items()
         for key, columns in join_own_columns(name, released_NF, own_NF).items()
     }
-    guesses = guess_column_sets({**attacks, **joined})
-    if not unknown_N.all():
-        # Released columns correct the class probabilities by own columns, with several degrees of
-        # trust.
+    guesses = guesser.guess_from_column_sets({**attacks, **joined})
+    if not is_unknown_N.all():
         for name, (released_NF, own_NF) in fused.items():
-            prior_NK = _score_rows("logistic", view, own_NF, labels_N, seed)
-            for trust in TRUST:
-                corrected_NK = correct_priors(prior_NK, released_NF, labels_N, trust)[unknown_N]
-                guesses[f"x corrected by {trust:g} of {name}"] = Prediction(corrected_NK)
-    # The majority class, by the priors or, where they are unknown, among the known labels.
-    known_counts_K = np.bincount(labels_N[~unknown_N], minlength=view.knowledge.classes)
-    shares_K = np.array(view.knowledge.priors or known_counts_K, np.float64)
-    majority_UK = np.tile(shares_K, (int(unknown_N.sum()), 1))
+            guesses |= guesser.correct_by_released(name, released_NF, own_NF)
+    majority = {"majority class": guesser.predict_majority()}
     return Guess(
-        positions=positions[torch.from_numpy(unknown_N)],
+        positions=positions[torch.from_numpy(is_unknown_N)],
         attacks=guesses,
-        baselines={"majority class": Prediction(majority_UK), **guess_column_sets(baselines)},
-        references=guess_column_sets(references),
+        baselines={**majority, **guesser.guess_from_column_sets(baselines)},
+        references=guesser.guess_from_column_sets(references),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LabelGuesser:
+    """Guesses of the U unknown labels among N rows, from columns of these rows.
+
+    Attributes:
+        view: view of the adversary, for its knowledge.
+        labels_N: classes of all rows, -1 where unknown.
+        seed: seed of random models.
+    """
+
+    view: AdversaryView
+    labels_N: IntArray  # noqa: N815
+    seed: int
+
+    @property
+    def is_unknown_N(self) -> NDArray[np.bool_]:  # noqa: N802
+        """Return the mask (N,) of the rows whose labels are unknown."""
+        return self.labels_N < 0
+
+    def guess_from_column_sets(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+        """Return the guesses from each set of columns, by "<classifier> on <columns>"."""
+        return {
+            f"{probe} on {name}": scores
+            for name, columns_NF in columns.items()
+            for probe, scores in self._guess_from_columns(columns_NF).items()
+        }
+
+    def correct_by_released(
+        self, name: str, released_NF: FloatArray, own_NF: FloatArray
+    ) -> dict[str, Prediction]:
+        """Return class probabilities by own columns that released ones correct.
+
+        There is one prediction for each degree of trust in the released columns.
+
+        `name`: name of the released columns.
+        """
+        prior_NK = _score_rows("logistic", self.view, own_NF, self.labels_N, self.seed)
+        predictions = {}
+        for trust in TRUST:
+            corrected_NK = correct_priors(prior_NK, released_NF, self.labels_N, trust)
+            predictions[f"x corrected by {trust:g} of {name}"] = Prediction(
+                corrected_NK[self.is_unknown_N]
+            )
+        return predictions
+
+    def predict_majority(self) -> Prediction:
+        """Return the classes' shares as scores of every unknown row, so the largest is predicted.
+
+        The shares are the priors or, where these are unknown, those among the known labels.
+        """
+        known_labels = self.labels_N[~self.is_unknown_N]
+        known_counts_K = np.bincount(known_labels, minlength=self.view.knowledge.classes)
+        shares_K = np.array(self.view.knowledge.priors or known_counts_K, np.float64)
+        return Prediction(np.tile(shares_K, (int(self.is_unknown_N.sum()), 1)))
+
+    def _guess_from_columns(self, columns_NF: FloatArray) -> dict[str, Prediction]:
+        """Return scores of the unknown rows from one set of columns, (U, K).
+
+        They are by every classifier or, if no label is known, by clusters.
+        """
+        if self.is_unknown_N.all():
+            return self._cluster_rows(columns_NF)
+        scores_by_probe = {
+            probe: _score_rows(probe, self.view, columns_NF, self.labels_N, self.seed)
+            for probe in PROBES
+        }
+        return {
+            probe: Prediction(scores_NK[self.is_unknown_N])
+            for probe, scores_NK in scores_by_probe.items()
+        }
+
+    def _cluster_rows(self, columns_NF: FloatArray) -> dict[str, Prediction]:
+        """Return scores (N, K) of all rows by k-means with one cluster for each class."""
+        from sklearn.cluster import KMeans
+
+        means = KMeans(
+            self.view.knowledge.classes,
+            n_init=_STARTS,
+            max_iter=self.view.iterations,
+            random_state=self.seed % 2**32,
+        )
+        fit_model(means, columns_NF, None)
+        return name_clusters(-means.transform(columns_NF), self.view.knowledge.priors)
 
 
 def _score_rows(

@@ -450,28 +450,49 @@ class LiveRun(LiveSession[ApfedActive]):
         if len(participating) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
             self._replace_sum(participating)
         step = self._next_step()
-        active_sum = self._active_sum
-        links = self.session.links
 
         def build_payload(z_BD: Tensor) -> bytes:
             """Pack rows and representations as the active's message."""
             return pack_tensors({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
-        async def exchange_sum() -> Tensor:
-            """Send the request to the participants, and return the decrypted sum, (B, D)."""
-            for name in participating:
-                payload = build_payload((instead or {}).get(name, z_BD))
-                links.send(name, Kind.REPRESENTATIONS, step, payload)
-            # The active awaits a sum of the participants only, in this step.
-            honest_participants = active_sum.present_passives
-            active_sum.present_passives = participating
-            columns = z_BD.flatten(1).shape[1]
-            await active_sum.receive_sum(links, step, rows_B, build_payload(z_BD), columns)
-            active_sum.present_passives = honest_participants
-            assert active_sum.decoded_sum is not None
-            return active_sum.decoded_sum
+        z_by_participant = {name: (instead or {}).get(name, z_BD) for name in participating}
+        exchange = self._exchange_sum(
+            step,
+            rows_B,
+            payload_by_participant={
+                name: build_payload(sent_BD) for name, sent_BD in z_by_participant.items()
+            },
+            own_payload=build_payload(z_BD),
+            column_count=z_BD.flatten(1).shape[1],
+        )
+        return self.session.run_step_script(step, exchange)
 
-        return self.session.run_step_script(step, exchange_sum())
+    async def _exchange_sum(
+        self,
+        step: int,
+        rows_B: Tensor,
+        *,
+        payload_by_participant: Mapping[str, bytes],
+        own_payload: bytes,
+        column_count: int,
+    ) -> Tensor:
+        """Send the request to the participants, and return the decrypted sum, (B, D).
+
+        `rows_B`: alignment positions of the rows. `payload_by_participant`: the request that each
+        passive gets. `own_payload`: the request that the active's side of the sum goes by.
+        `column_count`: D.
+        """
+        active_sum = self._active_sum
+        links = self.session.links
+        for name, payload in payload_by_participant.items():
+            links.send(name, Kind.REPRESENTATIONS, step, payload)
+        # The active awaits a sum of the participants only, in this step.
+        honest_participants = active_sum.present_passives
+        active_sum.present_passives = list(payload_by_participant)
+        await active_sum.receive_sum(links, step, rows_B, own_payload, column_count)
+        active_sum.present_passives = honest_participants
+        assert active_sum.decoded_sum is not None
+        return active_sum.decoded_sum
 
     def _replace_sum(self, names: Sequence[str]) -> None:
         """Replace the sum at all parties by a plain one over the passives of these names.

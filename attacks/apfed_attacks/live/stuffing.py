@@ -91,15 +91,15 @@ class IdTables:
                 f"{count} candidates were asked for; the victim has {len(victims)} IDs that the "
                 f"adversary lacks, and {len(neithers)} belong to nobody; lower candidates"
             )
+        chosen_victims = _shuffle_ids(victims, seed, "secret")[:half]
+        chosen_neithers = _shuffle_ids(neithers, seed, "nobody")[:half]
+        return _shuffle_ids(chosen_victims + chosen_neithers, seed, "order")
 
-        def shuffle_names(names: list[str], which: str) -> list[str]:
-            """Return the names in an order that follows from the seed and `which`."""
-            order = shuffle_rows(torch.arange(len(names)), seed, "stuffing", which)
-            return [names[position] for position in order]
 
-        chosen_victims = shuffle_names(victims, "secret")[:half]
-        chosen_neithers = shuffle_names(neithers, "nobody")[:half]
-        return shuffle_names(chosen_victims + chosen_neithers, "order")
+def _shuffle_ids(ids: list[str], seed: int, purpose: str) -> list[str]:
+    """Return the IDs in an order that follows from the seed and the purpose of the shuffle."""
+    order = shuffle_rows(torch.arange(len(ids)), seed, "stuffing", purpose)
+    return [ids[position] for position in order]
 
 
 def play_stuffing(
