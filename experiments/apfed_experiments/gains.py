@@ -606,6 +606,28 @@ def _make_cases() -> dict[str, GainCase]:
 CASES: Mapping[str, GainCase] = _make_cases()
 
 
+_OWN_METHODS_AND_EPSILONS: tuple[tuple[str, float | None], ...] = (
+    ("votes", None),
+    ("votes-encrypted", None),
+    (_ALWAYS_USED_VARIANT[_DEFAULT_VOTES], None),
+    (_CODE, None),
+    (_VALIDATED_VARIANT[_DEFAULT_VOTES], None),
+    *product(
+        (
+            _RANDOMISED_VOTES,
+            _ALWAYS_USED_VARIANT[_RANDOMISED_VOTES],
+            _VALIDATED_VARIANT[_RANDOMISED_VOTES],
+            "votes",
+        ),
+        (1.0, 2.0, 4.0, 8.0),
+    ),
+    *((method, 1.0) for method in _LABELS_AFTER),
+)
+"""Methods on the user's own tables, each with the epsilon of its noise; None: no noise."""
+_OWN_LABELLED_COUNTS = (20, 50, 200, None)
+"""Numbers of labelled rows of the user's own tables; None: all."""
+
+
 def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
     """Return the cases on the user's own tables in a folder that holds `splits.yaml`, by name.
 
@@ -623,25 +645,7 @@ def list_own_cases(folder: Path) -> Mapping[str, GainCase]:
             ),
         )
         for name, table in load_splits(folder).items()
-        for labelled in (20, 50, 200, None)
-        for method, epsilon in (
-            ("votes", None),
-            ("votes-encrypted", None),
-            (_ALWAYS_USED_VARIANT[_DEFAULT_VOTES], None),
-            (_CODE, None),
-            (_VALIDATED_VARIANT[_DEFAULT_VOTES], None),
-            *(
-                (vote_method, epsilon)
-                for vote_method in (
-                    _RANDOMISED_VOTES,
-                    _ALWAYS_USED_VARIANT[_RANDOMISED_VOTES],
-                    _VALIDATED_VARIANT[_RANDOMISED_VOTES],
-                    "votes",
-                )
-                for epsilon in (1.0, 2.0, 4.0, 8.0)
-            ),
-            *((method, 1.0) for method in _LABELS_AFTER),
-        )
+        for labelled, (method, epsilon) in product(_OWN_LABELLED_COUNTS, _OWN_METHODS_AND_EPSILONS)
     ]
     return {case.name: case for case in cases}
 
@@ -839,6 +843,21 @@ def count_decisions(decisions: pd.DataFrame) -> Table:
     )
 
 
+def _group_rows_by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows with a gain and an epsilon by their line of the picture, named as in its
+    legend.
+
+    A line is of one method, data set and number of labels; lines with a single row are left out.
+    """
+    rows_by_line: dict[str, list[Row]] = {}
+    for row in rows:
+        if "gain" in row and row["gain_case"].epsilon is not None:
+            case = row["gain_case"]
+            line = f"{case.method}, {case.data}, n {case.labelled}"
+            rows_by_line.setdefault(line, []).append(row)
+    return {line: line_rows for line, line_rows in rows_by_line.items() if len(line_rows) > 1}
+
+
 def declare_study(
     folder: Path, cases: Sequence[GainCase], *, seed_count: int
 ) -> Study[StudyMetrics]:
@@ -859,29 +878,22 @@ def declare_study(
         decisions.
         """
         runs_by_case = {name: results.select_rows(point) for name, point in point_by_case.items()}
-        rows: list[Row] = []
-        for case in cases:
-            reason = missing_reason_by_case[case.name]
-            if reason:
-                rows.append({"case": case.name, "seeds": 0, "missing": reason, "paid": reason})
-            else:
-                rows.append(
-                    _make_row(
-                        case, seed_count, runs_by_case[case.name], runs_by_case[case.ablation.name]
-                    )
-                )
+        rows = [
+            _make_missing_row(case, missing_reason_by_case[case.name])
+            if missing_reason_by_case[case.name]
+            else _make_row(
+                case, seed_count, runs_by_case[case.name], runs_by_case[case.ablation.name]
+            )
+            for case in cases
+        ]
         add_gain_p_values([row for row in rows if "gain" in row], seed_count)
         table = Table(COLUMNS, rows, "What help is worth")
         pictures = _draw_gains(folder / "gains.png", rows)
-        # Pairs of cases that are equal but for whether validation may disable help.
-        decisions = [
-            compare_validation(runs_by_case[case.name], runs_by_case[other.name])
-            for case in available_cases
-            for other in available_cases
-            if (case.method, other.method) in _VALIDATED_AND_ALWAYS
-            and case == replace(other, method=case.method)
-        ]
         parts = [Part(name="gains", table=table, pictures=pictures)]
+        decisions = [
+            compare_validation(runs_by_case[validated.name], runs_by_case[always.name])
+            for validated, always in _pair_validated_cases(available_cases)
+        ]
         if decisions:
             parts.append(Part(name="validation", table=count_decisions(pd.concat(decisions))))
         return parts
@@ -900,22 +912,30 @@ def declare_study(
     )
 
 
+def _make_missing_row(case: GainCase, reason: str) -> Row:
+    """Return the row of a case whose data are missing, with the reason in place of values."""
+    return {"case": case.name, "seeds": 0, "missing": reason, "paid": reason}
+
+
+def _pair_validated_cases(cases: Sequence[GainCase]) -> Iterator[tuple[GainCase, GainCase]]:
+    """Yield the pairs of cases that differ only in whether validation may disable help.
+
+    The first of a pair validates help, the second always uses it.
+    """
+    for validated, always in product(cases, repeat=2):
+        if (validated.method, always.method) in _VALIDATED_AND_ALWAYS and validated == replace(
+            always, method=validated.method
+        ):
+            yield validated, always
+
+
 def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
     """Draw gain by epsilon, a line for each method, data set and number of labels; write the
     picture.
 
     Returns no picture where no line has two epsilons.
     """
-    rows_by_line: dict[str, list[Row]] = {}
-    for row in rows:
-        if "gain" in row and row["gain_case"].epsilon is not None:
-            case = row["gain_case"]
-            rows_by_line.setdefault(f"{case.method}, {case.data}, n {case.labelled}", []).append(
-                row
-            )
-    rows_by_line = {
-        name: line_rows for name, line_rows in rows_by_line.items() if len(line_rows) > 1
-    }
+    rows_by_line = _group_rows_by_line(rows)
     if not rows_by_line:
         return []
     with open_figure(path, (7.5, 4.2)) as figure:

@@ -620,43 +620,13 @@ def declare_study(
     possible_ablations = [make_ablation(point) for point in points]
     ablations = [ablation for ablation in possible_ablations if ablation is not None]
 
-    def compare(results: StudyMetrics) -> list[Part]:
-        """Return a part for each data set.
-
-        The last part also names the rows that another row dominates on all data sets.
-        """
-        table_by_data = {
-            base.name: compare_points(base_points, results, seed_count=len(seeds))
-            for base, base_points in points_by_base
-        }
-        *first_parts, last_part = [
-            _make_part(folder, base, table_by_data[base.name]) for base, _ in points_by_base
-        ]
-        front_rows_by_data = {name: list_front_rows(table) for name, table in table_by_data.items()}
-        summary = VerdictLine("Dominated on every data set", describe_dominated(front_rows_by_data))
-        return [*first_parts, replace(last_part, verdict_lines=[*last_part.verdict_lines, summary])]
-
     first_base, first_base_points = points_by_base[0]
     first_points = [
         point for point in first_base_points if point.study_row.key == study.first_row_key
     ]
-
-    def measure_first(*, jobs: int, on_done: OnDone) -> list[str]:
-        """Measure the row that is shown first, and return a sentence on it."""
-        # Points that are run later use the local models that are measured here.
-        results = run_points(
-            first_points,
-            seeds,
-            jobs=jobs,
-            on_done=on_done,
-            should_measure_baselines=True,
-            later_points=first_base_points,
-        )
-        return [
-            _describe_first_row(first_base, point, results, seed_count=len(seeds))
-            for point in first_points
-        ]
-
+    measure_first = partial(
+        _measure_first_row, first_base, first_points, seeds, later_points=first_base_points
+    )
     # The last rows take longest: started first, they keep all processes busy until the end.
     all_points = [*points[::-1], *ablations]
     return Study(
@@ -664,10 +634,63 @@ def declare_study(
         reading_guide=study.reading_guide,
         folder=folder,
         measure=partial(run_points, all_points, seeds, should_measure_baselines=True),
-        compare=compare,
+        compare=partial(_make_parts, folder, points_by_base, seed_count=len(seeds)),
         measure_first=measure_first if first_points else None,
         reported_trials=list_trials(points, seeds[:1]),
     )
+
+
+def _make_parts(
+    folder: Path,
+    points_by_base: Sequence[tuple[Config, Sequence[Point]]],
+    results: StudyMetrics,
+    *,
+    seed_count: int,
+) -> list[Part]:
+    """Return a part of the page for each data set.
+
+    The last part also names the rows that another row dominates on all data sets.
+
+    `points_by_base`: pairs of a data set's base settings and its points.
+    """
+    table_by_data = {
+        base.name: compare_points(base_points, results, seed_count=seed_count)
+        for base, base_points in points_by_base
+    }
+    *first_parts, last_part = [
+        _make_part(folder, base, table_by_data[base.name]) for base, _ in points_by_base
+    ]
+    front_rows_by_data = {name: list_front_rows(table) for name, table in table_by_data.items()}
+    summary = VerdictLine("Dominated on every data set", describe_dominated(front_rows_by_data))
+    return [*first_parts, replace(last_part, verdict_lines=[*last_part.verdict_lines, summary])]
+
+
+def _measure_first_row(
+    base: Config,
+    first_points: Sequence[Point],
+    seeds: Sequence[int],
+    *,
+    later_points: Sequence[Point],
+    jobs: int,
+    on_done: OnDone,
+) -> list[str]:
+    """Measure the row that is shown before the others, and return a sentence on it.
+
+    `base`: base settings of the data set. `first_points`: points of the row. `later_points`: points
+    that are run later, and use the local models that are measured here. `jobs`: number of
+    processes. `on_done`: function that is called after each trial.
+    """
+    results = run_points(
+        first_points,
+        seeds,
+        jobs=jobs,
+        on_done=on_done,
+        should_measure_baselines=True,
+        later_points=later_points,
+    )
+    return [
+        _describe_first_row(base, point, results, seed_count=len(seeds)) for point in first_points
+    ]
 
 
 def _describe_first_row(

@@ -99,13 +99,7 @@ class SeveralSeeds:
         ]
         if summary.gain is not None:
             rows.append(("help", summary.gain.sentence))
-        for ranked in self.ranking_summaries:
-            title = MEASURES[ranked.measure].title
-            text = _format_interval(MEASURES[ranked.measure], ranked.reached)
-            if ranked.gain is not None:
-                gain = clip_difference(ranked.gain, ranked.measure)
-                text += f"; {gain.format_text(number_format='+.3f')} over the same baseline"
-            rows.append((title, text))
+        rows += [_describe_ranking(ranked) for ranked in self.ranking_summaries]
         if self.ranking_by_seed:
             positive_counts = [ranking.positives for ranking in self.ranking_by_seed.values()]
             seeds_met = sum(ranking.is_met for ranking in self.ranking_by_seed.values())
@@ -287,6 +281,16 @@ def _make_seed_table(results: SeveralSeeds) -> Table:
     return Table(columns, rows, "By seed")
 
 
+def _describe_ranking(ranked: RankingSummary) -> tuple[str, str]:
+    """Return a ranking measure's title, and its mean with interval and gain as text."""
+    measure = MEASURES[ranked.measure]
+    text = _format_interval(measure, ranked.reached)
+    if ranked.gain is not None:
+        gain = clip_difference(ranked.gain, ranked.measure)
+        text += f"; {gain.format_text(number_format='+.3f')} over the same baseline"
+    return measure.title, text
+
+
 def _format_interval(measure: Measure, interval: Interval) -> str:
     """Return a mean and its interval in the measure's unit, clipped to the measure's range."""
     clipped = interval.clip_ends(measure.min_value, measure.max_value)
@@ -316,20 +320,13 @@ def _summarise_ranking(
         if not run.outcome.ranking or name not in measures:
             return None
     model_values = [measures[name] for measures in headline_measures]
-    baseline_values = []
-    if gain is not None:
-        baselines = [
-            run.local_models.find_baseline(gain.baseline)
-            for run in runs
-            if run.local_models is not None
-        ]
-        baseline_values = [
-            baseline.ranked[name] for baseline in baselines if name in baseline.ranked
-        ]
+    baseline_values = [] if gain is None else _list_baseline_values(name, runs, gain.baseline)
     ranked_gain = None
+    # A gain is paired by seed, so every run needs a baseline with this measure.
     if len(baseline_values) == len(model_values):
         differences = [
-            value - other for value, other in zip(model_values, baseline_values, strict=True)
+            model_value - baseline_value
+            for model_value, baseline_value in zip(model_values, baseline_values, strict=True)
         ]
         ranked_gain = Interval.from_values(differences, seed_correlation=seed_correlation)
     return RankingSummary(
@@ -337,3 +334,14 @@ def _summarise_ranking(
         reached=Interval.from_values(model_values, seed_correlation=seed_correlation),
         gain=ranked_gain,
     )
+
+
+def _list_baseline_values(name: str, runs: Sequence[FinishedRun], baseline: str) -> list[float]:
+    """Return a local model's values of the ranking measure `name`, of the runs that have one.
+
+    `baseline`: name of the local model.
+    """
+    baselines = [
+        run.local_models.find_baseline(baseline) for run in runs if run.local_models is not None
+    ]
+    return [measured.ranked[name] for measured in baselines if name in measured.ranked]

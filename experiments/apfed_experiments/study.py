@@ -717,6 +717,36 @@ def list_trials(points: Sequence[Point], seeds: Sequence[int]) -> list[Trial]:
     return [point.make_trial(seed) for seed in seeds for point in points]
 
 
+_NamedTask: TypeAlias = tuple[str, Callable[[], Any]]
+"""Name of a task in messages to users, and the function that does it."""
+
+
+def _list_baseline_tasks(
+    trials: Sequence["Trial"], later_trials: Sequence["Trial"]
+) -> list[_NamedTask]:
+    """Return the tasks that measure and store local models, one for all trials on the same data.
+
+    `later_trials`: trials that will be run later, with the same local models.
+    """
+    config_by_path = {
+        locate_baselines(trial.baseline_config, trial.point.folder): trial.baseline_config
+        for trial in trials
+    }
+    # Joint inference may be measured on some test rows only: then local models' predictions are
+    # stored, to measure them on these rows.
+    paths_with_predictions = {
+        locate_baselines(trial.baseline_config, trial.point.folder)
+        for trial in (*trials, *later_trials)
+        if "the active predicts alone" not in trial.config.method.exchange_facts
+    }
+    tasks: list[_NamedTask] = []
+    for path, config in config_by_path.items():
+        should_store = path in paths_with_predictions
+        task = partial(_store_baselines, config, path, should_store_predictions=should_store)
+        tasks.append((str(path), task))
+    return tasks
+
+
 def run_points(
     points: Sequence[Point],
     seeds: Sequence[int],
@@ -745,31 +775,10 @@ def run_points(
     Raises CheckpointError: a trial's path holds another run. Other errors of a trial are passed on.
     """
     trials = list_trials(points, seeds)
-    baseline_config_by_path: dict[Path, Config] = {}
+    baseline_tasks: list[_NamedTask] = []
     if should_measure_baselines:
-        baseline_config_by_path = {
-            locate_baselines(trial.baseline_config, trial.point.folder): trial.baseline_config
-            for trial in trials
-        }
-    # Joint inference may be measured on some test rows only: then local models' predictions are
-    # stored, to measure them on these rows.
-    paths_with_predictions = {
-        locate_baselines(trial.baseline_config, trial.point.folder)
-        for trial in list_trials([*points, *later_points], seeds)
-        if "the active predicts alone" not in trial.config.method.exchange_facts
-    }
-    tasks: list[tuple[str, Callable[[], Any]]] = [
-        (
-            str(path),
-            partial(
-                _store_baselines,
-                config,
-                path,
-                should_store_predictions=path in paths_with_predictions,
-            ),
-        )
-        for path, config in baseline_config_by_path.items()
-    ]
+        baseline_tasks = _list_baseline_tasks(trials, list_trials(later_points, seeds))
+    tasks = list(baseline_tasks)
     for trial in trials:
         task = partial(finish_trial, trial)
         tasks.append(
@@ -780,7 +789,7 @@ def run_points(
         len(trials),
         jobs=jobs,
         # Tasks that measure local models are no trials, so they are not counted.
-        on_done=lambda done, total: on_done(max(0, done - len(baseline_config_by_path)), total),
+        on_done=lambda done, total: on_done(max(0, done - len(baseline_tasks)), total),
     )
     # Local models may have been measured after the runs that are compared with them.
     for trial in trials:
@@ -818,7 +827,7 @@ def centralise_data(data: VerticalData) -> VerticalData:
     tables = [data.active]
     for table in data.passives:
         positions = pd.Index(table.ids).get_indexer(pd.Index(data.active.ids))
-        missing_count = int((positions < 0).sum())
+        missing_count = int((positions < 0).sum())  # the position of an unknown person is -1
         if missing_count:
             raise DataError(
                 f"{table.name} does not know {missing_count} of the active's people; a "
@@ -835,21 +844,35 @@ def centralise_data(data: VerticalData) -> VerticalData:
     ]
     if image_blocks and column_encodings:
         raise DataError("images and tables of columns do not make one table")
+    encoding: FeatureEncoding
     if column_encodings:
-        encoding: FeatureEncoding = ColumnEncoding(
-            columns=tuple(column for part in column_encodings for column in part.columns)
-        )
+        all_columns = [column for part in column_encodings for column in part.columns]
+        encoding = ColumnEncoding(columns=tuple(all_columns))
         features = torch.cat([table.features for table in tables], dim=1)
-    else:  # from the top of the image to its bottom
-        image_blocks.sort(key=lambda strip: strip[0].first_row)
-        if any(
-            above.end_row != below.first_row for (above, _), (below, _) in pairwise(image_blocks)
-        ):
-            raise DataError("the strips leave out rows of the image or overlap")
-        encoding = image_blocks[0][0].model_copy(update={"end_row": image_blocks[-1][0].end_row})
-        features = torch.cat([strip for _, strip in image_blocks], dim=2)
+    else:
+        encoding, features = _join_image_blocks(image_blocks)
     active = PartyTable(data.active.name, data.active.ids, features, data.active.labels, encoding)
     return replace(data, table=active, passives=())
+
+
+def _join_image_blocks(
+    image_blocks: Sequence[tuple[ImageEncoding, torch.Tensor]],
+) -> tuple[ImageEncoding, torch.Tensor]:
+    """Return the encoding and the pixels of the image that blocks of rows make, top to bottom.
+
+    `image_blocks`: pairs of a block's encoding and its pixels, in any order; pixel rows are
+    dimension 2.
+
+    Raises DataError: the blocks leave out rows of the image, or overlap.
+    """
+    blocks = sorted(image_blocks, key=lambda block: block[0].first_row)
+    for (above, _), (below, _) in pairwise(blocks):
+        if above.end_row != below.first_row:
+            raise DataError("the strips leave out rows of the image or overlap")
+    top_encoding, _ = blocks[0]
+    bottom_encoding, _ = blocks[-1]
+    encoding = top_encoding.model_copy(update={"end_row": bottom_encoding.end_row})
+    return encoding, torch.cat([pixels for _, pixels in blocks], dim=2)
 
 
 def select_table_rows(table: PartyTable, rows: Sequence[int]) -> PartyTable:

@@ -260,9 +260,9 @@ def _observe_weights(
     `make_labeller`: function that returns the labeller for a key of its noise. `tables`: two tables
     that differ in one record, one for each world. `world`: 0 or 1, whose table is fitted.
     """
-    unit_rows = slice(
-        tables.first_unit_row, tables.first_unit_row + tables.features_by_world[0].shape[1]
-    )
+    # There is one row for each feature that is 1 in it, and all others 0.
+    feature_count = tables.features_by_world[0].shape[1]
+    unit_rows = slice(tables.first_unit_row, tables.first_unit_row + feature_count)
     labelled = tables.labelled_rows
     labels = tables.labels
     votes_RUK = np.stack(
@@ -283,23 +283,32 @@ def _observe_weights(
         labelled_count=len(labelled), classes=tables.class_count
     )
     mean_0_FK, mean_1_FK = (
-        unused_key_labeller.fit_weights(
-            unused_key_labeller.normalise_rows(x_UF)[labelled], labels, tables.class_count
-        )
-        / sigma
+        _fit_noiseless_weights(unused_key_labeller, x_UF, tables) / sigma
         for x_UF in tables.features_by_world
     )
     # Log likelihood ratio of two normal distributions of variance 1.
     middle_FK = (mean_0_FK + mean_1_FK) / 2
     ratio_R = ((weights_RFK - middle_FK) * (mean_1_FK - mean_0_FK)).sum(axis=(1, 2))
     vote_0_RK, vote_1_RK = (
-        harden_votes(np.exp(np.einsum("f,rfk->rk", x_UF[tables.changed_row], weights_RFK)))
+        _vote_with_weights(x_UF[tables.changed_row], weights_RFK)
         for x_UF in tables.features_by_world
     )
     person_votes_RK = harden_votes(votes_RUK[:, tables.changed_row])
     return _WeightReadings(
         log_ratio=ratio_R, person_votes=person_votes_RK, votes_by_world=(vote_0_RK, vote_1_RK)
     )
+
+
+def _fit_noiseless_weights(labeller: PrivateLogistic, x_UF: Floats, tables: TwoTables) -> Floats:
+    """Return the weights (F, K) that a labeller fits to the labelled rows of x before its noise."""
+    labelled_nF = labeller.normalise_rows(x_UF)[tables.labelled_rows]
+    return labeller.fit_weights(labelled_nF, tables.labels, tables.class_count)
+
+
+def _vote_with_weights(x_F: Floats, weights_RFK: Floats) -> Floats:
+    """Return the hard votes (R, K) that weights of R runs give one person with features x."""
+    logits_RK = np.einsum("f,rfk->rk", x_F, weights_RFK)
+    return harden_votes(np.exp(logits_RK))
 
 
 def score_weights(

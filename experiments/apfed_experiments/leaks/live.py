@@ -326,18 +326,18 @@ def _measure_inversion(name: str, passive_count: int, seed: int) -> Row:
     guesses, truth = _invert_steps(session)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     results = run_attacks(session.recording, [choice], seed=seed)
-
-    def average_over_passives(metric: Callable[[Tensor, Tensor], float | None]) -> float:
-        """Return the mean, over the passives, of a metric of guessed and true representations.
-
-        Which passive a guess is of is not known: it is compared with each.
-        """
-        values = [metric(guesses, passive_truth) or 0.0 for passive_truth in truth.unbind(dim=1)]
-        return sum(values) / len(values)
-
+    # Which passive a guess is of is not known: it is compared with each.
+    truth_by_passive = truth.unbind(dim=1)
+    r2_by_passive = [
+        compute_r2(guesses.numpy(), passive_truth.numpy()) or 0.0
+        for passive_truth in truth_by_passive
+    ]
+    cosine_by_passive = [
+        compute_centred_cosine(guesses, passive_truth) or 0.0 for passive_truth in truth_by_passive
+    ]
     return {
-        "r2 of z": average_over_passives(lambda z, truth: compute_r2(z.numpy(), truth.numpy())),
-        "cosine, centred": average_over_passives(compute_centred_cosine),
+        "r2 of z": sum(r2_by_passive) / len(r2_by_passive),
+        "cosine, centred": sum(cosine_by_passive) / len(cosine_by_passive),
         **list_feature_figures(next(result for result in results if result.victim == VICTIM)),
     }
 

@@ -161,17 +161,11 @@ def _measure_labels(config_name: str, noise: str, labels_per_class: int, seed: i
     `labels_per_class`: number of labels of each class that a passive knows; 0: clusters are matched
     to classes by the truth.
     """
-    recording, _ = _run_settings(
-        _make_guarded_config(config_name, noise, seed).model_dump_json(exclude_defaults=True)
+    config = _make_guarded_config(config_name, noise, seed)
+    recording, _ = _run_settings(config.model_dump_json(exclude_defaults=True))
+    attack_run = partial(
+        _attack_by_adversary, recording, {"labels_per_class": labels_per_class}, seed
     )
-    options = {"labels_per_class": labels_per_class}
-
-    def attack_run(name: str) -> dict[str, AttackResult]:
-        """Return the results of one attack by adversary."""
-        choice = AttackChoice(name=name, options=options)
-        results = run_attacks(recording, [choice], seed=seed)
-        return {result.adversary: result for result in results if result.applicable}
-
     completion_by_adversary = attack_run("model_completion")
     temporal_by_adversary = attack_run("temporal")
     return {
@@ -196,6 +190,15 @@ def _measure_labels(config_name: str, noise: str, labels_per_class: int, seed: i
             for name, result in temporal_by_adversary.items()
         },
     }
+
+
+def _attack_by_adversary(
+    recording: Recording, options: Mapping[str, Any], seed: int, attack: str
+) -> dict[str, AttackResult]:
+    """Return the results of one attack that apply, by adversary."""
+    choice = AttackChoice(name=attack, options=dict(options))
+    results = run_attacks(recording, [choice], seed=seed)
+    return {result.adversary: result for result in results if result.applicable}
 
 
 def _get_advantage(result: AttackResult) -> float:

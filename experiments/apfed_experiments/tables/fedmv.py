@@ -7,6 +7,7 @@ checks that a session of parties gives the same (`tests/secure_apfed/test_method
 Letters: N rows, B rows of a subset, F features of a view, C classes.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -529,10 +530,10 @@ def fit_v_fedmv(
     """
     all_views = range(len(_VIEWS))
     rng = np.random.default_rng(sequences.seed)
+    training = with_one_epoch(sequences.training)
     grus = [
-        sequences.make_grus(
-            _VIEWS[view], [view], None if view else rows, with_one_epoch(sequences.training)
-        )
+        # Only the first party has labels.
+        sequences.make_grus(_VIEWS[view], [view], rows if view == 0 else None, training)
         for view in all_views
     ]
     states = [sequences.compute_states(gru, [view]).views[0] for view, gru in enumerate(grus)]
@@ -578,10 +579,8 @@ def measure_sequences(*, seed: int) -> MeasuredValues:
         measured_rows = _measure_rows(sequences, rows, held_out_rows, test_rows)
         for name, held_out_accuracy, test_accuracy in measured_rows:
             # Ties keep the first rate: test rows choose nothing.
-            if (
-                name not in best_held_out_accuracy_by_name
-                or held_out_accuracy > best_held_out_accuracy_by_name[name]
-            ):
+            best_accuracy = best_held_out_accuracy_by_name.get(name, -math.inf)
+            if held_out_accuracy > best_accuracy:
                 best_held_out_accuracy_by_name[name] = held_out_accuracy
                 test_accuracy_by_name[name] = test_accuracy
     return test_accuracy_by_name
@@ -655,12 +654,11 @@ def _fit_federated_grus(
         for client in clients:
             client.load(average_weights)
             client.train(round_number)
-        average_weights = np.asarray(
-            sum(
-                len(rows_of_client) / len(rows) * client.weights
-                for rows_of_client, client in zip(rows_by_client, clients, strict=True)
-            )
-        )
+        weighted_weights = [
+            len(rows_of_client) / len(rows) * client.weights
+            for rows_of_client, client in zip(rows_by_client, clients, strict=True)
+        ]
+        average_weights = np.asarray(sum(weighted_weights))
     clients[0].load(average_weights)
     states = sequences.compute_states(clients[0], all_views)
     weights = fit_horizontal(states, all_views, rows, term_weights, sequences.seed)

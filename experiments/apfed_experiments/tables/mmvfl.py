@@ -7,7 +7,7 @@ session of parties gives the same (`tests/secure_apfed/test_methods_views.py`).
 Letters: N rows, F features of a view, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -194,21 +194,36 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
                 for share, accuracy in accuracies.items():
                     name = f"{method} {view + 1} {share}"
                     best_value_by_name[name] = max(best_value_by_name.get(name, 0.0), accuracy)
+    difference_by_name = _compare_with_local_fits(
+        best_value_by_name, iterations, participant_count=len(views)
+    )
+    return best_value_by_name | difference_by_name
+
+
+def _compare_with_local_fits(
+    accuracy_by_name: Mapping[str, float], iterations: Sequence[int], *, participant_count: int
+) -> dict[str, float]:
+    """Return MMVFL's accuracy minus that of supFL (views fitted alone), averaged over the shares.
+
+    Keys are "apart LIMIT PARTICIPANT" and "apart LIMIT average".
+
+    `accuracy_by_name`: accuracies of both as `measure_fold` names them. `iterations`: limits of the
+    number of iterations.
+    """
+    difference_by_name: dict[str, float] = {}
     for limit in iterations:
-        differences = [
-            np.mean(
-                [
-                    best_value_by_name[f"MMVFL {limit} {participant} {share}"]
-                    - best_value_by_name[f"supFL {participant} {share}"]
-                    for share in _FEATURE_SHARES
-                ]
-            )
-            for participant in range(1, len(views) + 1)
-        ]
-        for participant, difference in enumerate(differences, 1):
-            best_value_by_name[f"apart {limit} {participant}"] = float(difference)
-        best_value_by_name[f"apart {limit} average"] = float(np.mean(differences))
-    return best_value_by_name
+        differences = []
+        for participant in range(1, participant_count + 1):
+            differences_of_shares = [
+                accuracy_by_name[f"MMVFL {limit} {participant} {share}"]
+                - accuracy_by_name[f"supFL {participant} {share}"]
+                for share in _FEATURE_SHARES
+            ]
+            difference = float(np.mean(differences_of_shares))
+            difference_by_name[f"apart {limit} {participant}"] = difference
+            differences.append(difference)
+        difference_by_name[f"apart {limit} average"] = float(np.mean(differences))
+    return difference_by_name
 
 
 def _split_fold(labels_N: RowNumbers, fold: int) -> tuple[RowNumbers, RowNumbers]:

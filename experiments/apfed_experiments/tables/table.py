@@ -406,21 +406,8 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
     the paper lacks is "-".
     """
     number_format = table.number_format
-
-    def format_mean(mean_and_sd: tuple[float, float | None]) -> str:
-        """Return a mean, with its standard deviation if it has one."""
-        mean, standard_deviation = mean_and_sd
-        return (
-            f"{mean:{number_format}}"
-            if standard_deviation is None
-            else f"{mean:{number_format}} ± {standard_deviation:{number_format}}"
-        )
-
-    def format_range(ends: tuple[float, float]) -> str:
-        """Return the ends of an interval."""
-        low, high = ends
-        return f"{low:{number_format}} to {high:{number_format}}"
-
+    format_mean = partial(_format_mean, number_format=number_format)
+    format_range = partial(_format_range, number_format=number_format)
     cell_columns = [
         Column(name=name, title=name) for name in (rows[0]["table_row"].cells if rows else ())
     ]
@@ -437,6 +424,20 @@ def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
         make_visible_column("in_sd", "in combined sd", make_formatter("+.1f")),
     )
     return Table((*cell_columns, *hidden_columns, *visible_columns), rows, table.title)
+
+
+def _format_mean(mean_and_sd: tuple[float, float | None], *, number_format: str) -> str:
+    """Return a mean, with its standard deviation if it has one."""
+    mean, standard_deviation = mean_and_sd
+    if standard_deviation is None:
+        return f"{mean:{number_format}}"
+    return f"{mean:{number_format}} ± {standard_deviation:{number_format}}"
+
+
+def _format_range(ends: tuple[float, float], *, number_format: str) -> str:
+    """Return the ends of an interval."""
+    low, high = ends
+    return f"{low:{number_format}} to {high:{number_format}}"
 
 
 def _make_row(
@@ -508,20 +509,17 @@ def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
         title: [row for row in drawn_rows if title in row["table_row"].panel_titles]
         for title in titles
     }
-    vertical_count = math.ceil(
-        len(rows_by_panel) / _MAX_PANELS_ACROSS
-    )  # number of panels from top to bottom
-    horizontal_count = math.ceil(len(rows_by_panel) / vertical_count)
+    panels_down = math.ceil(len(rows_by_panel) / _MAX_PANELS_ACROSS)
+    panels_across = math.ceil(len(rows_by_panel) / panels_down)
     most_rows = max(map(len, rows_by_panel.values()))
-    panel_height = 3.4 if table.axis_title else 1.0 + 0.27 * most_rows  # inches
+    # In inches. Dots of a panel stand below each other, a line of text apart.
+    panel_height = 3.4 if table.axis_title else 1.0 + 0.27 * most_rows
+    figure_width = max(6.5, 4.6 * panels_across)
+    figure_height = 0.7 + panel_height * panels_down
     # Curves of one unit share their vertical axis, so that panels can be compared.
     has_shared_axis = bool(table.axis_title and table.unit)
-    with open_figure(
-        path, (max(6.5, 4.6 * horizontal_count), 0.7 + panel_height * vertical_count)
-    ) as figure:
-        grid = figure.subplots(
-            vertical_count, horizontal_count, squeeze=False, sharey=has_shared_axis
-        )
+    with open_figure(path, (figure_width, figure_height)) as figure:
+        grid = figure.subplots(panels_down, panels_across, squeeze=False, sharey=has_shared_axis)
         for axes in grid.flat[len(rows_by_panel) :]:
             axes.remove()
         for axes, (title, panel_rows) in zip(grid.flat, rows_by_panel.items(), strict=False):
@@ -601,43 +599,48 @@ def _draw_curves(axes: Axes, rows: Sequence[Row], table: PaperTable) -> None:
         rows_by_curve.setdefault(row["table_row"].curve_name, []).append(row)
     ticks = sorted({row["table_row"].axis_position for row in rows})
     # Curves are shifted to both sides of the tick; an axis with one tick has length 1.
-    shift_step = _CURVE_SHIFT * (ticks[-1] - ticks[0] or 1.0)
+    axis_length = ticks[-1] - ticks[0] or 1.0
+    middle_index = (len(rows_by_curve) - 1) / 2
     for index, (name, curve_rows) in enumerate(rows_by_curve.items()):
-        colour = COLOURS[index % len(COLOURS)]
-        shift = shift_step * (index - (len(rows_by_curve) - 1) / 2)
-        own_style: dict[str, Any] = {"marker_and_line": "o-", "label": name}
-        paper_style: dict[str, Any] = {
-            "marker_and_line": "D:",
-            "label": f"{name}, paper",
-            "mfc": "white",
-        }
-        for intervals, style in (
-            ([row["interval"] for row in curve_rows], own_style),
-            ([_make_paper_interval(row) for row in curve_rows], paper_style),
-        ):
-            points = [
-                (row["table_row"].axis_position + shift, interval)
-                for row, interval in zip(curve_rows, intervals, strict=True)
-                if interval is not None
-            ]
-            if points:
-                x_positions, intervals_drawn = zip(*points, strict=True)
-                highest = _find_largest_value(table)
-                draw_intervals(
-                    axes,
-                    x_positions,
-                    intervals_drawn,
-                    color=colour,
-                    markersize=5,
-                    maximum=highest,
-                    **style,
-                )
+        shift = _CURVE_SHIFT * axis_length * (index - middle_index)
+        x_positions = [row["table_row"].axis_position + shift for row in curve_rows]
+        draw_curve = partial(
+            _draw_curve,
+            axes,
+            x_positions,
+            color=COLOURS[index % len(COLOURS)],
+            maximum=_find_largest_value(table),
+        )
+        draw_curve([row["interval"] for row in curve_rows], marker_and_line="o-", label=name)
+        draw_curve(
+            [_make_paper_interval(row) for row in curve_rows],
+            marker_and_line="D:",
+            label=f"{name}, paper",
+            mfc="white",
+        )
     axes.set(xlabel=table.axis_title, ylabel=table.unit)
     axes.set_xticks(ticks, [table.label_by_position.get(tick, f"{tick:g}") for tick in ticks])
     means = [row["interval"].mean for row in rows if row["interval"] is not None]
     low, high = axes.get_ylim()
     if low < 0 <= min(means, default=-1.0):
         axes.set_ylim(bottom=-_MARGIN_BELOW_ZERO * high)
+
+
+def _draw_curve(
+    axes: Axes, x_positions: Sequence[float], intervals: Sequence[Interval | None], **style: Any
+) -> None:
+    """Draw one curve of means with intervals; positions without an interval are left out.
+
+    `style`: options of `draw_intervals`.
+    """
+    drawn_points = [
+        (x, interval)
+        for x, interval in zip(x_positions, intervals, strict=True)
+        if interval is not None
+    ]
+    if drawn_points:
+        drawn_positions, drawn_intervals = zip(*drawn_points, strict=True)
+        draw_intervals(axes, drawn_positions, drawn_intervals, markersize=5, **style)
 
 
 def _make_paper_interval(row: Row) -> Interval | None:
