@@ -539,6 +539,9 @@ def iter_contributions(view: AdversaryView, sender: str) -> "Iterator[tuple[Tens
             yield view.attribute_positions(rows_B), frame
 
 
+_MIN_EPOCHS_OF_MEAN = 3  # of two epochs, the first and the last are all there is
+
+
 def combine_epochs(
     read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Iterable[int]
 ) -> dict[str, Observed]:
@@ -552,23 +555,28 @@ def combine_epochs(
 
     `read`: function that returns the values observed in one epoch, of M of the N positions.
     """
-    observed = [read(view, epoch) for epoch in epochs]
-    if not observed:
+    observed_by_epoch = [read(view, epoch) for epoch in epochs]
+    if not observed_by_epoch:
         raise AttackError("no representation was recorded")
-    positions = torch.cat([epoch.positions for epoch in observed]).unique()
-    rows = [torch.searchsorted(positions, epoch.positions) for epoch in observed]
-    last_ND = observed[0].z.new_zeros(len(positions), observed[0].z.shape[1])
+    positions = torch.cat([observed.positions for observed in observed_by_epoch]).unique()
+    # Pairs of the rows (M,) among all N positions that one epoch observed, and their values (M, D).
+    rows_and_values = [
+        (torch.searchsorted(positions, observed.positions), observed.z)
+        for observed in observed_by_epoch
+    ]
+    _, any_values_MD = rows_and_values[0]
+    last_ND = any_values_MD.new_zeros(len(positions), any_values_MD.shape[1])
     first_ND = last_ND.clone()
     total_ND = torch.zeros_like(last_ND, dtype=torch.float64)
     count_N1 = torch.zeros_like(total_ND[:, :1])
-    for rows_M, epoch in zip(rows, observed, strict=True):
-        last_ND[rows_M] = epoch.z
-        total_ND[rows_M] += epoch.z.double()
+    for rows_M, values_MD in rows_and_values:
+        last_ND[rows_M] = values_MD  # later epochs overwrite earlier ones
+        total_ND[rows_M] += values_MD.double()
         count_N1[rows_M] += 1
-    for rows_M, epoch in zip(reversed(rows), reversed(observed), strict=True):
-        first_ND[rows_M] = epoch.z
+    for rows_M, values_MD in reversed(rows_and_values):
+        first_ND[rows_M] = values_MD  # earlier epochs overwrite later ones
     z_by_name = {"first": first_ND, "last": last_ND}
-    if len(observed) > len(z_by_name):
+    if len(observed_by_epoch) >= _MIN_EPOCHS_OF_MEAN:
         z_by_name["mean"] = total_ND / count_N1
     return {name: Observed(positions, z_ND) for name, z_ND in z_by_name.items()}
 

@@ -85,30 +85,30 @@ class ContrastiveInversion(FeatureAttack):
         Raises AttackError: all sums of all epochs are zero.
         """
         contributors = list(view.terms_by_passive.values())
-        pairs = list[tuple[Tensor, SummedStep]]()  # rows of a step, and its sum
+        rows_and_steps = list[tuple[Tensor, SummedStep]]()  # rows of a step, and its sum
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in list_opened_batches(view, epoch):
                 # Rows that the victim does not have took no part in its loss.
                 present_B = view.has_rows(view.knowledge.victim, rows_B)
                 summed_step = SummedStep.from_batch(h_BD[present_B], view.revealed[step][present_B])
                 if present_B.sum() >= _MIN_BATCH and summed_step.revealed_sum.any():
-                    pairs.append((rows_B[present_B], summed_step))
-            if pairs:
+                    rows_and_steps.append((rows_B[present_B], summed_step))
+            if rows_and_steps:
                 break
         else:
             raise AttackError(
                 f"every sum that {view.name} opened is zero everywhere for people whom "
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
             )
-        rows, steps = zip(*pairs, strict=True)
-        iterations = view.iterations
-        recovered = [
-            recover_representations([summed_step], contributors, iterations)
-            for summed_step in steps
-        ]
-        positions, order = torch.cat(rows).sort()
-        sums = torch.cat([summed_step.revealed_sum for summed_step in steps])
-        return Observed(positions, sums[order]), Observed(positions, torch.cat(recovered)[order])
+        recovered_ND = torch.cat(
+            [
+                recover_representations([summed_step], contributors, view.iterations)
+                for _, summed_step in rows_and_steps
+            ]
+        )
+        sums_ND = torch.cat([summed_step.revealed_sum for _, summed_step in rows_and_steps])
+        positions, order = torch.cat([rows for rows, _ in rows_and_steps]).sort()
+        return Observed(positions, sums_ND[order]), Observed(positions, recovered_ND[order])
 
 
 def explain_not_contrastive(view: AdversaryView) -> str | None:

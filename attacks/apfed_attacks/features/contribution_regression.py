@@ -85,13 +85,14 @@ class ContributionRegression(FeatureAttack):
             for position, row_D in zip(rows_B.tolist(), values_BD, strict=True)
         }
         last_ND = torch.stack([last_by_position[position] for position in positions.tolist()])
-        columns = {"contributions": means.select_positions(positions), "last contribution": last_ND}
+        mean_ND = means.select_positions(positions)
+        columns = {
+            "contributions": self.scale_columns(mean_ND, seed),
+            "last contribution": self.scale_columns(last_ND, seed),
+        }
+        own_columns = {"nothing": self.scale_own_columns(view, positions, seed)}
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
-        scaled = {name: self.scale_columns(values_ND, seed) for name, values_ND in columns.items()}
-        return regress.make_guess(
-            regress.predict_from_columns(scaled),
-            {"nothing": self.scale_own_columns(view, positions, seed)},
-        )
+        return regress.make_guess(regress.predict_from_columns(columns), own_columns)
 
 
 def _iter_numbers(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Tensor]]:

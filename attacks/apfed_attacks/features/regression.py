@@ -347,17 +347,17 @@ class Regression:
         is_held_out_n = rows_n % _HELD_OUT_EVERY == 0
 
         def predict_held_out() -> Prediction:
-            """Fit four fifths of the shadow rows, and predict the others."""
+            """Fit four fifths of the shadow rows; return squared errors of the others, (h, F)."""
             model = self._fit_rows(_NETWORK, values_NF, rows_n[~is_held_out_n])
-            wanted_nF = self._scaled_features[is_held_out_n]
-            known_nC = values_NF[self.is_known][is_held_out_n]
-            squared_error_n = np.square(
-                model.predict(known_nC).reshape(wanted_nF.shape) - wanted_nF
-            )
-            error_n = squared_error_n.mean(axis=1)
+            true_hF = self._scaled_features[is_held_out_n]
+            columns_hC = values_NF[self.is_known][is_held_out_n]
+            predicted_hF = model.predict(columns_hC).reshape(true_hF.shape)
+            squared_errors_hF = np.square(predicted_hF - true_hF)
+            error_h = squared_errors_hF.mean(axis=1)
+            standard_error = error_h.std() / np.sqrt(len(error_h))
             # On so few rows luck is frequent: a network has to be better by a standard error.
-            error = float(error_n.mean() + error_n.std() / np.sqrt(len(error_n)))
-            return Prediction(squared_error_n, held_out=self._scale_error(error))
+            error = float(error_h.mean() + standard_error)
+            return Prediction(squared_errors_hF, held_out=self._scale_error(error))
 
         def predict_unknown() -> Prediction:
             """Fit all shadow rows; predict the unknown ones."""

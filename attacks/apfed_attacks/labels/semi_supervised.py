@@ -12,7 +12,7 @@ on this network and trains both further on its own features, which is that paper
 Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -112,7 +112,6 @@ class SemiSupervised(LabelProbe):
             raise AttackError(
                 f"{view.name} knows no label of an observed row; raise labels_per_class"
             )
-        unknown_N = torch.isin(positions, guess.positions)
         match = partial(self.mix_match, view, labels_N)
         baselines = dict[str, Tensor]()
         decoys = dict[str, Tensor]()
@@ -130,15 +129,12 @@ class SemiSupervised(LabelProbe):
                 f"MixMatch on {name}": match(torch.from_numpy(columns), seed)
                 for name, columns in {"h": h_NF, **join_own_columns("h", h_NF, x_NF)}.items()
             }
-        attack_guesses, baseline_guesses, decoy_guesses = (
-            {name: Prediction(scores_NK[unknown_N].numpy()) for name, scores_NK in scores.items()}
-            for scores in (attacks, baselines, decoys)
-        )
+        select_unknown = partial(_select_predictions, torch.isin(positions, guess.positions))
         return replace(
             guess,
-            attacks=attack_guesses,
-            baselines={**guess.baselines, **baseline_guesses},
-            decoys=decoy_guesses,
+            attacks=select_unknown(attacks),
+            baselines={**guess.baselines, **select_unknown(baselines)},
+            decoys=select_unknown(decoys),
         )
 
     def mix_match(
@@ -175,10 +171,10 @@ class SemiSupervised(LabelProbe):
                 nn.Linear(self.hidden, classes),
             ).to(device)
             # The augmentation's standard deviation by column; standardised columns get the same.
-            deviation_F = (
+            column_deviation_F = (
                 torch.ones_like(rows_NF[0]) if build_bottom is None else rows_NF.std(dim=0)
             )
-            deviation_F = self.noise * deviation_F
+            deviation_F = self.noise * column_deviation_F
             average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
             adam = torch.optim.Adam(head.parameters(), lr=self.rate)
             for step in range(self.iterations):
@@ -238,6 +234,16 @@ class SemiSupervised(LabelProbe):
         labelled = F.cross_entropy(logits[:batch], mixed_targets[:batch])
         unlabelled = F.mse_loss(logits[batch:].softmax(dim=1), mixed_targets[batch:])
         return labelled + self.unlabelled_weight * ramp * unlabelled
+
+
+def _select_predictions(
+    is_selected_N: Tensor, scores_by_name: Mapping[str, Tensor]
+) -> dict[str, Prediction]:
+    """Return the selected rows of class scores (N, K) as predictions, by name."""
+    return {
+        name: Prediction(scores_NK[is_selected_N].numpy())
+        for name, scores_NK in scores_by_name.items()
+    }
 
 
 def _augment_rows(rows_BF: Tensor, deviation_F: Tensor) -> Tensor:

@@ -146,29 +146,37 @@ class Membership(Attack):
         shadows = ShadowModels(make_network, train, seed, view.device)
         scores_SNK = shadows.train_and_score(candidates.features, candidates.labels, rows_SH)
         shadow_SN = compute_logit_confidence(scores_SNK, candidates.labels)
-        inside_SN = np.zeros(shadow_SN.shape, dtype=bool)
-        np.put_along_axis(inside_SN, rows_SH.numpy(), values=True, axis=1)
-        confidence_N = compute_logit_confidence(
-            view.answers(candidates.features), candidates.labels
-        )
-        # Mean confidence of the shadow models that did not train on the row.
-        outside_N = np.where(inside_SN, 0, shadow_SN).sum(axis=0) / (~inside_SN).sum(axis=0)
+        is_trained_SN = np.zeros(shadow_SN.shape, dtype=bool)
+        np.put_along_axis(is_trained_SN, rows_SH.numpy(), values=True, axis=1)
+        answers_NK = view.answers(candidates.features)
+        confidence_N = compute_logit_confidence(answers_NK, candidates.labels)
+        # The decoy: each candidate is scored by the model's confidence in another one.
         others_N = shuffle_rows(torch.arange(len(confidence_N)), seed, "attacks", "decoy").numpy()
-
-        def score_candidates(confidence_N: FloatArray) -> dict[str, FloatArray]:
-            """Return each variant's score of all candidates, from logit confidences (N,)."""
-            ratio = partial(compute_likelihood_ratio, confidence_N, shadow_SN, inside_SN)
-            return {
-                "likelihood ratio": ratio(),
-                "likelihood ratio, own variances": ratio(has_own_variances=True),
-                "above models without the row": confidence_N - outside_N,
-                "confidence": confidence_N,
-            }
-
+        attacks = _score_candidates(confidence_N, shadow_SN, is_trained_SN)
+        decoys = _score_candidates(confidence_N[others_N], shadow_SN, is_trained_SN)
         baselines = {"shadow models' confidence": shadow_SN.mean(axis=0)}
-        return _make_guess(
-            score_candidates(confidence_N), baselines, score_candidates(confidence_N[others_N])
-        )
+        return _make_guess(attacks, baselines, decoys)
+
+
+def _score_candidates(
+    confidence_N: FloatArray, shadow_confidence_SN: FloatArray, is_trained_SN: NDArray[np.bool_]
+) -> dict[str, FloatArray]:
+    """Return each variant's score of all N candidates; a large one says that the row trained.
+
+    The arguments are those of `compute_likelihood_ratio`.
+    """
+    compute_ratio = partial(
+        compute_likelihood_ratio, confidence_N, shadow_confidence_SN, is_trained_SN
+    )
+    # Mean confidence of the shadow models that did not train on the row.
+    outside_sum_N = np.where(is_trained_SN, 0, shadow_confidence_SN).sum(axis=0)
+    outside_mean_N = outside_sum_N / (~is_trained_SN).sum(axis=0)
+    return {
+        "likelihood ratio": compute_ratio(),
+        "likelihood ratio, own variances": compute_ratio(has_own_variances=True),
+        "above models without the row": confidence_N - outside_mean_N,
+        "confidence": confidence_N,
+    }
 
 
 def draw_halves(models: int, rows: int, seed: int) -> Tensor:
@@ -312,8 +320,9 @@ def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor
     """
     layers = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
     simple_layers = (nn.Linear, nn.ReLU, nn.Flatten, nn.Dropout)
+    # `bias` of a linear layer without one is None; other layers have no such attribute.
     is_simple_chain = all(
-        isinstance(layer, simple_layers) and getattr(layer, "bias", 0) is not None
+        isinstance(layer, simple_layers) and getattr(layer, "bias", "no attribute") is not None
         for _, layer in layers
     )
     if not is_simple_chain:
