@@ -131,9 +131,8 @@ def _make_leak_column(key: str) -> Column:
     """
     direction, metric = _DIRECTION_AND_METRIC_BY_KEY[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
-    largest_difference = (
-        measure.max_value - measure.min_value
-    )  # an advantage is a difference of two scores
+    # An advantage is a difference of two scores.
+    largest_difference = measure.max_value - measure.min_value
 
     def describe_missing_seeds(row: Row) -> str:
         """Return in how many seeds the attack ran, as "4 of 5 seeds"; empty: in all."""

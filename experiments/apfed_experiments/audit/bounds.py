@@ -180,22 +180,42 @@ def bound_epsilon_by_scores(
     # At most a hundred thresholds, spread evenly over the scores of the first third.
     candidates = np.unique(np.concatenate([scores_0[:third_size], scores_1[:third_size]]))
     thresholds = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
-
-    def bound_epsilon(selection: slice, threshold: float) -> float:
-        """Return the lower bound on epsilon that a part of the scores gives at one threshold."""
-        evidence = _bound_error_rates(scores_0[selection], scores_1[selection], threshold, level)
-        guesses_of_1 = (evidence.tpr_low - delta, evidence.fpr_high)
-        guesses_of_0 = (1 - evidence.fpr_high - delta, 1 - evidence.tpr_low)
-        bounds = [0.0]
-        for true_rate, false_rate in (guesses_of_1, guesses_of_0):
-            if true_rate > 0 and false_rate > 0:
-                bounds.append(float(np.log(true_rate / false_rate)))
-        return max(bounds)
-
-    best_threshold = max(
-        thresholds, key=lambda threshold: bound_epsilon(slice(third_size), float(threshold))
+    bounds = [
+        _bound_epsilon_at_threshold(
+            scores_0[:third_size], scores_1[:third_size], threshold, delta=delta, level=level
+        )
+        for threshold in thresholds.tolist()
+    ]
+    best_threshold = float(thresholds[np.argmax(bounds)])
+    return _bound_epsilon_at_threshold(
+        scores_0[third_size:], scores_1[third_size:], best_threshold, delta=delta, level=level
     )
-    return bound_epsilon(slice(third_size, None), float(best_threshold))
+
+
+def _bound_epsilon_at_threshold(
+    scores_0: NDArray[np.float64],
+    scores_1: NDArray[np.float64],
+    threshold: float,
+    *,
+    delta: float,
+    level: float,
+) -> float:
+    """Return the lower bound on epsilon by guesses of world 1 above the threshold, else of world 0.
+
+    Under (epsilon, delta)-DP, P(guess of a world in it) <= e^epsilon P(the same guess in the other
+    world) + delta. The larger bound of both worlds is returned, 0 if none is positive.
+
+    `scores_0`, `scores_1`: scores in world 0 and in world 1. `level`: probability that the bound is
+    wrong, at most.
+    """
+    evidence = _bound_error_rates(scores_0, scores_1, threshold, level)
+    guesses_of_1 = (evidence.tpr_low - delta, evidence.fpr_high)
+    guesses_of_0 = (1 - evidence.fpr_high - delta, 1 - evidence.tpr_low)
+    bounds = [0.0]
+    for true_rate, false_rate in (guesses_of_1, guesses_of_0):
+        if true_rate > 0 and false_rate > 0:
+            bounds.append(float(np.log(true_rate / false_rate)))
+    return max(bounds)
 
 
 def _bound_error_rates(

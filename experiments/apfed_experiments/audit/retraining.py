@@ -675,18 +675,25 @@ def _measure_cases(
         on_done(len(training_results) + len(vote_results), len(CASES) + len(VOTE_CASES))
 
     # The cases of a table share its probability of an error equally.
-    level = (1 - _CONFIDENCE) / len(CASES)
+    training_level = (1 - _CONFIDENCE) / len(CASES)
+    vote_level = (1 - _CONFIDENCE) / len(VOTE_CASES)
     for index, case in enumerate(CASES.values()):
         # A case uses several seeds from its first one on, one for each batch of retrainings.
         first_seed = 1000 * seed + 100 * index
         result = measure_case(
-            case, retraining_count=retraining_count, seed=first_seed, level=level, device=device
+            case,
+            retraining_count=retraining_count,
+            seed=first_seed,
+            level=training_level,
+            device=device,
         )
         note_result(training_results, result)
-    level = (1 - _CONFIDENCE) / len(VOTE_CASES)
     for index, vote_case in enumerate(VOTE_CASES.values()):
         result = measure_vote_case(
-            vote_case, run_count=retraining_count // 2, seed=1000 * seed + index, level=level
+            vote_case,
+            run_count=retraining_count // 2,  # of each world
+            seed=1000 * seed + index,
+            level=vote_level,
         )
         note_result(vote_results, result)
     document = {

@@ -11,7 +11,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -439,6 +439,29 @@ def _measure_sum_attack(
     }
 
 
+_READ_PEOPLE_COUNT = 68
+"""Number of people whose features attack A7 reads, beside those whose features it knows."""
+
+
+class _DecoderCase(NamedTuple):
+    """A setting in which attack A7 is measured with several protections.
+
+    Attributes:
+        data: key of `_DATA_SETTINGS`.
+        known_count: number of people whose features the adversary knows.
+        protections: for each protection the title of its rules, the rules, and how rows that the
+            active sends differ.
+        passive_count: number of passives.
+        representation_size: number of dimensions of a representation.
+    """
+
+    data: str
+    known_count: int
+    protections: Sequence[tuple[str, frozenset[Rule], Row]]
+    passive_count: int = 1
+    representation_size: int = 64
+
+
 def list_decoder_rows() -> Iterator[MeasuredRow]:
     """Yield the table's rows of attack A7: the active reads the passives' decoders (APFed-R).
 
@@ -452,34 +475,44 @@ def list_decoder_rows() -> Iterator[MeasuredRow]:
         ("all rules", ALL_RULES, {"spread": 0.06}),
         ("all rules", ALL_RULES, {"decoys": 0.52}),
     )
+    with_spread = protections[2:]
+    without_rules = protections[:1]
     cases = (
-        # data, passives, dimensions of a representation, known pairs, protections
-        ("breast_cancer", 1, 64, 11, protections),
-        ("breast_cancer", 1, 64, 60, protections[2:]),
-        ("digits", 1, 64, 60, protections),
-        ("digits", 1, 64, 480, protections[:1]),
-        ("digits", 3, 64, 60, protections),
-        ("digits", 3, 16, 60, protections),
+        _DecoderCase("breast_cancer", known_count=11, protections=protections),
+        _DecoderCase("breast_cancer", known_count=60, protections=with_spread),
+        _DecoderCase("digits", known_count=60, protections=protections),
+        _DecoderCase("digits", known_count=480, protections=without_rules),
+        _DecoderCase("digits", known_count=60, protections=protections, passive_count=3),
+        _DecoderCase(
+            "digits",
+            known_count=60,
+            protections=protections,
+            passive_count=3,
+            representation_size=16,
+        ),
     )
-    for name, passive_count, projection_size, known_pairs, case_protections in cases:
-        for hidden, (title, rules, options) in product(([], [64]), case_protections):
+    for case in cases:
+        for hidden, (title, rules, options) in product(([], [64]), case.protections):
             start_run = partial(
                 open_sum_run,
-                name,
+                case.data,
                 "apfed_r",
-                passive_count,
+                case.passive_count,
                 rules,
                 hidden=hidden,
-                projection=projection_size,
+                projection=case.representation_size,
             )
-            # Features are read of 68 people beside those that the adversary knows.
-            attack = DecoderExtraction(people=known_pairs + 68, shadow_rows=known_pairs, **options)
+            attack = DecoderExtraction(
+                people=case.known_count + _READ_PEOPLE_COUNT,
+                shadow_rows=case.known_count,
+                **options,
+            )
             columns = {
-                "data": name,
-                "M": passive_count,
-                "D": projection_size,
+                "data": case.data,
+                "M": case.passive_count,
+                "D": case.representation_size,
                 "decoder": "one hidden layer" if hidden else "linear",
-                "pairs": known_pairs,
+                "pairs": case.known_count,
                 "rules": title,
             }
             measure = partial(_measure_decoder_attack, start_run, attack)
@@ -512,9 +545,8 @@ def list_noise_rows() -> Iterator[MeasuredRow]:
             "noise": noise,
         }
         objective = make_sum_config("digits", **settings).method.fixed_objective
-        is_decoding = isinstance(
-            objective, ReconstructionSettings
-        )  # passives decode features (APFed-R)
+        # Passives of APFed-R decode features.
+        is_decoding = isinstance(objective, ReconstructionSettings)
         noise_text = "none"
         if noise:
             noise_text = " ".join(f"{name} {value:g}" for name, value in noise.items())

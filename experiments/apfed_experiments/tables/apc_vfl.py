@@ -452,15 +452,10 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Measu
     """
     run_config = Config.model_validate({**config, "seed": seed})
     data = load_data(run_config.data, seed=seed)
-    last_steps = list[Progress]()
-
-    def note_progress(progress: Progress) -> None:
-        """Keep the last report of training; reports of an evaluation have an accuracy."""
-        if progress.accuracy is None:
-            last_steps[:] = [progress]
-
-    result = run(run_config, None, data=data, on_progress=note_progress)
-    last_step = last_steps[0]
+    reports = list[Progress]()
+    result = run(run_config, None, data=data, on_progress=reports.append)
+    # Reports of an evaluation have an accuracy, those of training have none.
+    last_step = [report for report in reports if report.accuracy is None][-1]
     messages_by_kind = dict.fromkeys((Kind.REPRESENTATIONS, Kind.GRADIENTS), 0)
     for flow in result.recording.transcript.flows:
         if flow.kind in messages_by_kind:
@@ -531,9 +526,8 @@ def _make_table2_extent(is_full: bool) -> TableExtent:
 def _make_table2_rows(scenario: Scenario) -> Iterator[TableRow]:
     """Yield one data set's rows of Table 2, and the difference in accuracy of the two methods."""
     title = scenario.dataset.replace("_", " ")
-    aligned_counts = scenario.full_extent.aligned_counts[
-        :4
-    ]  # the paper's numbers of aligned people, without the 100
+    # The first four are the numbers of the paper's Table 2; a fifth, 100, is not in it.
+    aligned_counts = scenario.full_extent.aligned_counts[:4]
     jobs = {}
     for aligned_count, (method_title, method) in product(
         aligned_counts, _METHOD_BY_TABLE2_TITLE.items()

@@ -197,7 +197,8 @@ def _make_cell_rows(
     title = TITLE_BY_DATASET[dataset]
     lambda_weight = _LAMBDA_BY_DATASET[dataset]
     jobs = {}
-    for method in dict.fromkeys(method for method, _ in METHOD_AND_INFERENCE_BY_COLUMN.values()):
+    methods = dict.fromkeys(method for method, _ in METHOD_AND_INFERENCE_BY_COLUMN.values())
+    for method in methods:  # each once
         if labelled_count and not METHODS[method].settings.can_predict_locally:
             continue
         config = make_run_config(

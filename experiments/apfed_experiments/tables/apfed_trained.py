@@ -40,7 +40,7 @@ from apfed_experiments.tables.table import (
 )
 from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
-from secure_apfed.data import PartyTable, VerticalData, load_data
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import DataError
 from secure_apfed.measures.table import ACCURACY
 from secure_apfed.methods.single_view import SingleViewActive
@@ -139,9 +139,8 @@ def give_active_view(data: VerticalData) -> VerticalData:
     Raises DataError: a passive has people whom the active does not know.
     """
     row_by_person = {person: row for row, person in enumerate(data.active.ids)}
-
-    def replace_view(passive: PartyTable) -> PartyTable:
-        """Return the passive's table with the active's columns of the same people."""
+    passives = []
+    for passive in data.passives:
         unknown_count = len(set(passive.ids) - set(row_by_person))
         if unknown_count:
             raise DataError(
@@ -150,9 +149,8 @@ def give_active_view(data: VerticalData) -> VerticalData:
             )
         rows = torch.tensor([row_by_person[person] for person in passive.ids])
         features = data.active.features[rows]
-        return replace(passive, features=features, encoding=data.active.encoding)
-
-    return replace(data, passives=tuple(map(replace_view, data.passives)))
+        passives.append(replace(passive, features=features, encoding=data.active.encoding))
+    return replace(data, passives=tuple(passives))
 
 
 @isolate_torch_modes()
@@ -246,21 +244,20 @@ def _make_dataset_rows(dataset: str, grid: Grid) -> Iterator[TableRow]:
     """
     best_row_by_method = {}
     for method in _METHODS:
-        row_by_point_and_data = {
-            (point, rows): TableRow(
-                cells=_make_cells(dataset, method.title, point, rows), job=job, value_name=rows
-            )
-            for point, job in _make_jobs(dataset, method, grid).items()
-            for rows in (_ON_TEST_ROWS, _ON_HELD_OUT_ROWS, _ON_HELD_OUT_ROWS_HALF_WAY)
-        }
-        yield from row_by_point_and_data.values()
+        test_rows_of_points = []
+        for point, job in _make_jobs(dataset, method, grid).items():
+            for tested_rows in (_ON_TEST_ROWS, _ON_HELD_OUT_ROWS, _ON_HELD_OUT_ROWS_HALF_WAY):
+                table_row = TableRow(
+                    cells=_make_cells(dataset, method.title, point, tested_rows),
+                    job=job,
+                    value_name=tested_rows,
+                )
+                if tested_rows == _ON_TEST_ROWS:
+                    test_rows_of_points.append(table_row)
+                yield table_row
         best_row_by_method[method] = TableRow(
             cells=_make_cells(dataset, method.title, "best on rows held out"),
-            candidate_rows=[
-                table_row
-                for (_, rows), table_row in row_by_point_and_data.items()
-                if rows == _ON_TEST_ROWS
-            ],
+            candidate_rows=test_rows_of_points,
             choosing_value_name=_ON_HELD_OUT_ROWS,
             paper_value=None
             if method is ACTIVE_DECODER_CONTROL
