@@ -58,7 +58,7 @@ def list_integrity_rows() -> Iterator[MeasuredRow]:
     all_poisonings: tuple[PoisoningKind, ...] = POISONING_KINDS
     for message_kind in _METHOD_BY_MESSAGE_KIND:
         # Votes are poisoned in one way.
-        poisonings = ("backdoor",) if message_kind == _VOTE else all_poisonings
+        poisonings = all_poisonings if message_kind != _VOTE else ("backdoor",)
         for poisoning in poisonings:
             measure = partial(_measure_poisoning, message_kind, poisoning)
             yield MeasuredRow(
