@@ -691,27 +691,27 @@ class Heartbeats:
         self._me = me
         self._peers = tuple(peers)
         self._send = send
-        self._done_ids = 0  # processed by this party
-        self._reported_ids = 0  # of these, as the last heartbeat said
-        self._remaining_by_peer: dict[str, int] = {}  # how many more heartbeats are accepted
-        self._last_ids_by_peer: dict[str, int] = {}  # the number in its last heartbeat
+        self._processed_id_count = 0  # of this party
+        self._reported_id_count = 0  # of these, as the last heartbeat said
+        self._allowed_heartbeats_by_peer: dict[str, int] = {}  # how many more are accepted
+        self._last_id_count_by_peer: dict[str, int] = {}  # the number in its last heartbeat
         self.is_relaying = False
 
     def count_work(self, ids: int) -> None:
         """Count processed IDs; send all peers a heartbeat after each `IDS_PER_HEARTBEAT`."""
-        self._done_ids += ids
-        if self._done_ids - self._reported_ids >= IDS_PER_HEARTBEAT:
+        self._processed_id_count += ids
+        if self._processed_id_count - self._reported_id_count >= IDS_PER_HEARTBEAT:
             self._send_heartbeats(self._peers)
 
     def _send_heartbeats(self, peers: Sequence[str]) -> None:
         """Send these peers a heartbeat: the number of IDs that this party has processed so far."""
-        self._reported_ids = self._done_ids
+        self._reported_id_count = self._processed_id_count
         for peer in peers:
-            self._send(peer, _HEARTBEAT.pack(self._done_ids))
+            self._send(peer, _HEARTBEAT.pack(self._processed_id_count))
 
     def set_limits(self, limit_by_peer: Mapping[str, int]) -> None:
         """Set how many more heartbeats are accepted from each of these peers."""
-        self._remaining_by_peer |= limit_by_peer
+        self._allowed_heartbeats_by_peer |= limit_by_peer
 
     @contextmanager
     def tighten_limits(self, limit_by_peer: Mapping[str, int]) -> Iterator[None]:
@@ -721,17 +721,19 @@ class Heartbeats:
 
         `limit_by_peer`: name of a peer -> the largest number of heartbeats within the block.
         """
-        outer_limits = {peer: self._remaining_by_peer.get(peer, 0) for peer in limit_by_peer}
+        outer_limits = {
+            peer: self._allowed_heartbeats_by_peer.get(peer, 0) for peer in limit_by_peer
+        }
         inner_limits = {
             peer: min(count, outer_limits[peer]) for peer, count in limit_by_peer.items()
         }
-        self._remaining_by_peer |= inner_limits
+        self._allowed_heartbeats_by_peer |= inner_limits
         try:
             yield
         finally:
             for peer in limit_by_peer:
-                used = inner_limits[peer] - self._remaining_by_peer[peer]
-                self._remaining_by_peer[peer] = outer_limits[peer] - used
+                used_count = inner_limits[peer] - self._allowed_heartbeats_by_peer[peer]
+                self._allowed_heartbeats_by_peer[peer] = outer_limits[peer] - used_count
 
     def accept_heartbeat(self, sender: str, heartbeat: bytes) -> None:
         """Check and count a peer's heartbeat, and pass it on if this party relays.
@@ -741,24 +743,26 @@ class Heartbeats:
         Raises RemoteProtocolError: the heartbeat is malformed, exceeds the peer's limit, or reports
             less than `IDS_PER_HEARTBEAT` more IDs than the peer's last one.
         """
-        remaining = self._remaining_by_peer.get(sender, 0)
-        ids_before = self._last_ids_by_peer.get(sender, 0)
+        allowed_count = self._allowed_heartbeats_by_peer.get(sender, 0)
+        previous_id_count = self._last_id_count_by_peer.get(sender, 0)
         if len(heartbeat) != _HEARTBEAT.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed heartbeat")
-        (done_ids,) = _HEARTBEAT.unpack(heartbeat)
-        if done_ids < ids_before + IDS_PER_HEARTBEAT:
+        (processed_id_count,) = _HEARTBEAT.unpack(heartbeat)
+        if processed_id_count < previous_id_count + IDS_PER_HEARTBEAT:
             raise RemoteProtocolError(
-                f"{sender} sent {self._me} a heartbeat without progress: {done_ids} IDs done, "
-                f"after {ids_before}; each stands for {IDS_PER_HEARTBEAT} more"
+                f"{sender} sent {self._me} a heartbeat without progress: {processed_id_count} "
+                f"IDs done, after {previous_id_count}; each stands for {IDS_PER_HEARTBEAT} more"
             )
-        if remaining <= 0:
+        if allowed_count <= 0:
             raise RemoteProtocolError(
                 f"{sender} sent {self._me} more heartbeats than its work can take, and nothing "
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
-        self._remaining_by_peer[sender] = remaining - 1
-        self._last_ids_by_peer[sender] = done_ids
+        self._allowed_heartbeats_by_peer[sender] = allowed_count - 1
+        self._last_id_count_by_peer[sender] = processed_id_count
         if self.is_relaying:
             # A relayed heartbeat must show progress, so it counts as work of this party.
-            self._done_ids = max(self._done_ids, self._reported_ids + IDS_PER_HEARTBEAT)
+            self._processed_id_count = max(
+                self._processed_id_count, self._reported_id_count + IDS_PER_HEARTBEAT
+            )
             self._send_heartbeats([peer for peer in self._peers if peer != sender])
