@@ -1503,11 +1503,7 @@ class OpprfIntersection(CircuitIntersection):
         # without y, `id_terms` the part with it.
         bin_terms = share.unmask_vector(hub, vector)
         id_terms = share.delta.multiply_elements(store.extract_id_hashes(programmer.digests))
-
-        def evaluate_prf(bin_of_id: RowIndices) -> Words:
-            """Return the PRF of each of the member's IDs in one of its bins, (n,)."""
-            return _evaluate_prf(bin_terms[bin_of_id] ^ id_terms, inputs.shared_key)
-
+        evaluate_prf = partial(_evaluate_prf_in_bins, bin_terms, id_terms, key=inputs.shared_key)
         tags_B, hints = programmer.program(endpoint.me, evaluate_prf)
         yield endpoint.make_round(Kind.HINT, {hub: hints}, awaited=())
         return tags_B[None]  # one slot in each bin
@@ -1642,6 +1638,20 @@ def hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
         hashed = vole.hash_elements(blocks.reshape(-1, 2), row_key)
         digests[start : start + _IDS_PER_CHUNK] = hashed.reshape(blocks.shape)
     return digests.reshape(len(token_words), 2 * _DIGEST_BLOCKS)
+
+
+def _evaluate_prf_in_bins(
+    bin_terms: store.Elements, id_terms: store.Elements, bin_of_id: RowIndices, *, key: bytes
+) -> Words:
+    """Return the PRF of each of the member's n IDs in one of its bins, 64 bits each, (n,).
+
+    Args:
+        bin_terms: the part of the PRF's input that depends on the bin, one for each bin.
+        id_terms: the part that depends on the ID, one for each ID.
+        bin_of_id: one of the bins of each ID, (n,).
+        key: the key of the hash.
+    """
+    return _evaluate_prf(bin_terms[bin_of_id] ^ id_terms, key)
 
 
 def _evaluate_prf(values: store.Elements, key: bytes) -> Words:

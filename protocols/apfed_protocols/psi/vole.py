@@ -779,6 +779,8 @@ def compute_max_message_bytes(agreement: IntersectionAgreement) -> int:
     """
     largest_size = agreement.largest_size
     element_count = count_vector_elements(largest_size)
-    tags_bytes = KEY_BYTES + count_tag_bytes(largest_size, largest_size) * largest_size
+    # A member's tags and the hub's vector begin with the sender's part of the tag hash's key.
+    tags_bytes = KEY_BYTES + largest_size * count_tag_bytes(largest_size, largest_size)
     vector_bytes = KEY_BYTES + count_vector_bytes(element_count)
-    return count_message_bytes(max(tags_bytes, count_hub_dealt_bytes(element_count), vector_bytes))
+    dealt_bytes = count_hub_dealt_bytes(element_count)
+    return count_message_bytes(max(tags_bytes, dealt_bytes, vector_bytes))
