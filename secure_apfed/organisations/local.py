@@ -790,21 +790,26 @@ def _gather_results(config: Config, run_folder: RunFolder, active_folder: RunFol
 
 def _copy_active_files(run_folder: RunFolder, active_folder: RunFolder) -> None:
     """Copy the files that the active wrote, such as model and metrics, into the run's folder."""
-    for name in (
-        "contract",
-        "seeds",
-        "versions",
-        "metrics",
-        "model",
-        "accountants",
-        "scored",
-        "local_models",
-        "baseline_predictions",
-        "statements",
-    ):
-        source: Path = getattr(active_folder, name)
+    sources = _list_active_files(active_folder)
+    for source, copy in zip(sources, _list_active_files(run_folder), strict=True):
         if source.exists():
-            shutil.copyfile(source, getattr(run_folder, name))
+            shutil.copyfile(source, copy)
+
+
+def _list_active_files(folder: RunFolder) -> list[Path]:
+    """Return the paths of a run's files that the active alone writes."""
+    return [
+        folder.contract,
+        folder.seeds,
+        folder.versions,
+        folder.metrics,
+        folder.model,
+        folder.accountants,
+        folder.test_scores,
+        folder.local_models,
+        folder.baseline_predictions,
+        folder.statements,
+    ]
 
 
 def _combine_outcomes(

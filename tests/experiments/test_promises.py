@@ -135,7 +135,7 @@ def make_charged_session(config: Config) -> SimpleNamespace:
     return SimpleNamespace(
         ledgers=ledgers,
         contribution_ledgers=contributions,
-        active_role=SimpleNamespace(training=None),
+        active_role=SimpleNamespace(dp_sgd_training=None),
         party_session=SimpleNamespace(party=own),
         helpers=True,
         charged={},

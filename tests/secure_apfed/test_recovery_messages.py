@@ -38,7 +38,7 @@ RECOVERY = {
     "organisations/local.py": ("_refuse_another_run",),
     "runs/training_loop.py": ("_readmit_passives",),
     "methods/session.py": ("_load_checkpoint",),
-    "organisations/counters.py": ("_make_fault_error", "list_changes"),
+    "organisations/counters.py": ("_make_inconsistency_error", "list_changes"),
 }
 FIRST = re.compile(
     r"(\{\}: )?(nothing to do: |(resume|start|put|choose|restore|name|finish|remove) )"
@@ -208,7 +208,7 @@ def test_only_who_has_to_do_something_reads_what(
     contract = SimpleNamespace(
         predicts=False, silent_passive=silent_passive, active="bank", passives=("shop", "clinic")
     )
-    end = SimpleNamespace(contract=contract, present=["shop", "clinic"])
+    end = SimpleNamespace(contract=contract, present_passives=["shop", "clinic"])
     left = PartyLeftError("training: shop left", missing_parties=("shop",), has_left=True)
     with pytest.raises(PartyLeftError, match=said) as raised:
         Aggregator._drop_silent_passives(end, left, ["shop"])  # type: ignore[arg-type]
