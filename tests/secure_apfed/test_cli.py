@@ -269,7 +269,7 @@ def test_a_plan_forecasts_the_run(config_file: Path, finished: Path, capsys: Cap
 @pytest.mark.slow
 def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"torch": ("torch", "networks"), "nowhere": ("nowhere_at_all", "tests")}
-    monkeypatch.setattr("secure_apfed.commands.doctor._REQUIRED", missing)
+    monkeypatch.setattr("secure_apfed.commands.doctor._REQUIRED_PACKAGES", missing)
     answer = run_as_json(capsys, "doctor", "--load", code=1)
     assert answer["load"]
     assert not answer["healthy"]

@@ -240,7 +240,7 @@ def test_baselines_are_forecast_by_those_of_two_samples(
 
     monkeypatch.setattr(baselines, "_compare_baselines", compare_baselines)
     monkeypatch.setattr(baselines, "time", SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr(baselines, "_TIMING_SAMPLES", (20, 40))
+    monkeypatch.setattr(baselines, "_TIMING_SAMPLE_SIZES", (20, 40))
     few = ["--set", "data.labelled=30"]
     answer: dict[str, Any] = {}
     for more, count in ((), [20, 40]), (few, [20, 30]):
@@ -253,7 +253,7 @@ def test_baselines_are_forecast_by_those_of_two_samples(
             assert own.table.labels is not None
             assert set(own.table.labels[own.labelled_rows].tolist()) == {0, 1}
             assert torch.equal(own.train_rows, own.train_rows.unique())
-    monkeypatch.setattr(baselines, "_TIMING_SAMPLES", (2000, 40000))
+    monkeypatch.setattr(baselines, "_TIMING_SAMPLE_SIZES", (2000, 40000))
     assert "baselines" in run_as_json(capsys, "plan", config, "--baselines")["seconds"]
     assert len(taught[-1].train_rows) == len(taught[-1].labelled_rows) == answer["train_rows"]
     assert execute(["plan", str(config), "--baselines"]) == 0
