@@ -148,13 +148,13 @@ class TvflActive(ActiveRole):
         self.guarantee = parts.guarantee
         self._defences = party.make_defences("returned gradients")
         self.min_batch_rows = party.config.rules.minimum_batch
-        self.training_rows = party.find_positions(party.data.labelled_rows, parts.aligned_rows)
+        self.training_rows = party.find_positions(parts.aligned_rows, party.data.labelled_rows)
         self._own_row_by_position = parts.aligned_rows
         self._seed = party.secrets.seed
         self._test_rows = party.data.test_rows
         self._local_training = LocalTraining(party)
         self._party = party
-        self._aligned_test_rows = party.find_positions(party.data.test_rows, parts.aligned_rows)
+        self._aligned_test_rows = party.find_positions(parts.aligned_rows, party.data.test_rows)
         if party.config.method.can_weight_classes:
             learnt_rows = parts.aligned_rows[self.list_learnt_rows(party.config)]
             trainer.weigh_classes(learnt_rows, len(party.data.classes))

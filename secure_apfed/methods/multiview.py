@@ -360,8 +360,8 @@ class MultiviewActive(ViewsActive):
         self._rows = rows
         self.checkpoint_parts = {"": trainer}  # an empty prefix: its tensors keep their names
         self.min_batch_rows = party.config.rules.minimum_batch
-        self.training_rows = party.find_positions(party.data.train_rows, rows)
-        self.test_positions = party.find_positions(party.data.test_rows, rows)
+        self.training_rows = party.find_positions(rows, party.data.train_rows)
+        self.test_positions = party.find_positions(rows, party.data.test_rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Run one iteration: send the common pseudo-labels Z, and set Z to the mean of all Z_k.
@@ -1113,7 +1113,7 @@ class Multiview(SumMethod):
         positions.
         """
         classes = len(party.data.classes)
-        train = party.find_positions(party.data.train_rows, rows)
+        train = party.find_positions(rows, party.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(party.config.seed, "common pseudo-labels"))
         # Only training rows have pseudo-labels; those of other rows stay 0.

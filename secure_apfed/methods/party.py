@@ -296,7 +296,7 @@ class PartyContext:
         """Return the features of these rows of its table, in the order of `rows`."""
         return select_rows(self.data.table.features, rows)
 
-    def find_positions(self, rows: Tensor, aligned_rows: Tensor) -> Tensor:
+    def find_positions(self, aligned_rows: Tensor, rows: Tensor) -> Tensor:
         """Return the alignment positions of these rows of its table, in the table's order.
 
         Rows that are not aligned are left out. `aligned_rows`: the row of its table at each of the

@@ -144,8 +144,8 @@ def guess_labels(
     """
     labels_N = collect_known_labels(view, positions).numpy()
     known = len(view.knowledge.labels)
-    guesser = _LabelGuesser(view=view, labels_N=labels_N, seed=seed)
-    is_unknown_N = guesser.is_unknown_N
+    guesser = _LabelGuesser(view=view, labels=labels_N, seed=seed)
+    is_unknown_N = guesser.is_unknown
     if not is_unknown_N.any():
         raise AttackError(f"{view.name} knows the label of every observed row; none is to guess")
     if known and len(set(labels_N[~is_unknown_N].tolist())) < 2:
@@ -180,18 +180,18 @@ class _LabelGuesser:
 
     Attributes:
         view: view of the adversary, for its knowledge.
-        labels_N: classes of all rows, -1 where unknown.
+        labels: classes of all rows, (N,), -1 where unknown.
         seed: seed of random models.
     """
 
     view: AdversaryView
-    labels_N: IntArray  # noqa: N815
+    labels: IntArray
     seed: int
 
     @property
-    def is_unknown_N(self) -> NDArray[np.bool_]:  # noqa: N802
+    def is_unknown(self) -> NDArray[np.bool_]:
         """Return the mask (N,) of the rows whose labels are unknown."""
-        return self.labels_N < 0
+        return self.labels < 0
 
     def guess_from_column_sets(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         """Return the guesses from each set of columns, by "<classifier> on <columns>"."""
@@ -210,12 +210,12 @@ class _LabelGuesser:
 
         `name`: name of the released columns.
         """
-        prior_NK = _score_rows("logistic", self.view, own_NF, self.labels_N, self.seed)
+        prior_NK = _score_rows("logistic", self.view, own_NF, self.labels, self.seed)
         predictions = {}
         for trust in TRUST:
-            corrected_NK = correct_priors(prior_NK, released_NF, self.labels_N, trust)
+            corrected_NK = correct_priors(prior_NK, released_NF, self.labels, trust)
             predictions[f"x corrected by {trust:g} of {name}"] = Prediction(
-                corrected_NK[self.is_unknown_N]
+                corrected_NK[self.is_unknown]
             )
         return predictions
 
@@ -224,24 +224,24 @@ class _LabelGuesser:
 
         The shares are the priors or, where these are unknown, those among the known labels.
         """
-        known_labels = self.labels_N[~self.is_unknown_N]
+        known_labels = self.labels[~self.is_unknown]
         known_counts_K = np.bincount(known_labels, minlength=self.view.knowledge.classes)
         shares_K = np.array(self.view.knowledge.priors or known_counts_K, np.float64)
-        return Prediction(np.tile(shares_K, (int(self.is_unknown_N.sum()), 1)))
+        return Prediction(np.tile(shares_K, (int(self.is_unknown.sum()), 1)))
 
     def _guess_from_columns(self, columns_NF: FloatArray) -> dict[str, Prediction]:
         """Return scores of the unknown rows from one set of columns, (U, K).
 
         They are by every classifier or, if no label is known, by clusters.
         """
-        if self.is_unknown_N.all():
+        if self.is_unknown.all():
             return self._cluster_rows(columns_NF)
         scores_by_probe = {
-            probe: _score_rows(probe, self.view, columns_NF, self.labels_N, self.seed)
+            probe: _score_rows(probe, self.view, columns_NF, self.labels, self.seed)
             for probe in PROBES
         }
         return {
-            probe: Prediction(scores_NK[self.is_unknown_N])
+            probe: Prediction(scores_NK[self.is_unknown])
             for probe, scores_NK in scores_by_probe.items()
         }
 

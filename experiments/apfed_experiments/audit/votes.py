@@ -437,22 +437,15 @@ _NOISY_SUM = NoisySum(
     fixed_point=FixedPoint(clip_norm=1.0, bits=8, contributor_count=3, noise=_NOISE_STEPS),
     honest_count=_HONEST_PASSIVES,
 )
-_HARD_VOTE_RELEASE = build_vote_release(
-    Logistic(),
-    hard=True,
+_build_audited_release = partial(
+    build_vote_release,
     deviation=_NOISE_STEPS,
     honest=_HONEST_PASSIVES,
     steps=_FIXED_POINT_STEPS,
     classes=3,
 )
-_SOFT_VOTE_RELEASE = build_vote_release(
-    Ridge(),
-    hard=False,
-    deviation=_NOISE_STEPS,
-    honest=_HONEST_PASSIVES,
-    steps=_FIXED_POINT_STEPS,
-    classes=3,
-)
+_HARD_VOTE_RELEASE = _build_audited_release(Logistic(), hard=True)
+_SOFT_VOTE_RELEASE = _build_audited_release(Ridge(), hard=False)
 _HARD_VOTE_BY_WORLD = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
 _SIGNED_VOTE_BY_WORLD = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
 _WEIGHTS_EPSILON = 6.0
